@@ -1,0 +1,176 @@
+// What every benchmark shares: the flop formulas, the FMA peak of this process, inputs, and the check before timing.
+#pragma once
+
+#include <linattn/linattn.hpp>
+#include <linattn/reference.hpp>
+
+#include <benchmark/benchmark.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace linattn_bench {
+
+using Eigen::Index;
+using linattn::row_matrix;
+
+// ---- useful work, the only flops that count
+// -------------------------------------------------------------------------- A fused multiply-add is two. The feature
+// map, the normaliser and what a block owes itself are not counted.
+
+/// Non-causal: phi(K)^T V and phi(Q) S, per head.
+inline double forward_flops(double n, double c, double m, double h) { return 4 * n * c * m * h; }
+/// Causal: outer product and read-out, 2 C M each a token, per head.
+inline double causal_flops(double n, double c, double m, double h) { return 4 * n * c * m * h; }
+/// Softmax: Q K^T and P V, 2 N^2 D and 2 N^2 M; half of it when causal.
+inline double softmax_flops(double n, double d, double m, double h, bool causal) {
+  return 2 * n * n * (d + m) * h * (causal ? 0.5 : 1.0);
+}
+/// State bytes a decode step reads and writes.
+inline double step_bytes(double c, double m, double h, double size) { return 2 * c * (m + 1) * h * size; }
+
+// ---- the machine
+// -----------------------------------------------------------------------------------------------------
+
+/// CPU seconds of this thread. The machine may be shared: wall time would charge a benchmark for its neighbours, and a
+/// probe interrupted by them would flatter it.
+inline double seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+/// FLOP/s of twelve independent chains of fused multiply-adds on the packet type the library was built with, over about
+/// a millisecond. The accumulators have names: an array of them would live in memory. They differ: equal ones would be
+/// merged by the compiler.
+template <class T>
+[[gnu::noinline]] double fma_peak_once() {
+  using P = linattn::detail::packet<T>;
+  constexpr int rounds = 20000;
+  P a(T(1)), b(T(2)), c(T(3)), d(T(4)), e(T(5)), f(T(6)), g(T(7)), h(T(8)), i(T(9)), j(T(10)), k(T(11)), l(T(12));
+  P x(T(0.9375)), y(T(0.0625));
+  benchmark::DoNotOptimize(x.lanes);
+  benchmark::DoNotOptimize(y.lanes);
+  const double start = seconds();
+  for (int r = 0; r < rounds; ++r) {
+    a = fma(a, x, y), b = fma(b, x, y), c = fma(c, x, y), d = fma(d, x, y), e = fma(e, x, y), f = fma(f, x, y);
+    g = fma(g, x, y), h = fma(h, x, y), i = fma(i, x, y), j = fma(j, x, y), k = fma(k, x, y), l = fma(l, x, y);
+  }
+  T total = sum(((a + b) + (c + d)) + ((e + f) + (g + h)) + ((i + j) + (k + l)));
+  benchmark::DoNotOptimize(total);
+  return 2.0 * 12 * double(P::size) * rounds / (seconds() - start);
+}
+
+/// The best of a few: an interrupted probe measures too little, and a peak measured too low would flatter.
+template <class T>
+double fma_peak() {
+  double best = 0;
+  for (int i = 0; i < 5; ++i) best = std::max(best, fma_peak_once<T>());
+  return best;
+}
+
+// ---- failures
+// --------------------------------------------------------------------------------------------------------
+
+inline bool& failed() {
+  static bool value = false;
+  return value;
+}
+
+/// Ends this benchmark and, at the end, the binary with an error; says why on stderr.
+inline void fail(benchmark::State& state, const char* what, double figure) {
+  failed() = true;
+  std::fprintf(stderr, "FAILED: %s%g\n", what, figure);
+  state.SkipWithError(what);
+}
+
+/// main of every benchmark binary: non-zero when any check or fraction failed.
+inline int run(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return failed() ? 1 : 0;
+}
+
+// ---- inputs and the check before timing
+// ------------------------------------------------------------------------------
+
+template <class T>
+row_matrix<T> normal_matrix(Index rows, Index cols, std::uint64_t seed) {
+  std::mt19937_64 bits(seed);
+  std::normal_distribution<T> normal;
+  row_matrix<T> x(rows, cols);
+  for (Index i = 0; i < x.size(); ++i) x.data()[i] = normal(bits);
+  return x;
+}
+
+template <class T>
+struct problem {
+  Index n, d, m, h;
+  row_matrix<T> q, k, v, out;
+
+  problem(Index n_, Index d_, Index m_, Index h_) : n(n_), d(d_), m(m_), h(h_) {
+    q = normal_matrix<T>(n, h * d, 1);  // (N, H D)
+    k = normal_matrix<T>(n, h * d, 2);  // (N, H D)
+    v = normal_matrix<T>(n, h * m, 3);  // (N, H M)
+    out.setZero(n, h * m);
+  }
+};
+
+/// Largest relative RMS error of 16 output rows, among them 0, B - 1, B, the last one and the last head, each against
+/// the quadratic reference evaluated in double.
+template <class Operator, class T>
+double check_rows(const Operator& attention, const problem<T>& p, bool causal) {
+  constexpr Index block = linattn::detail::micro_block_tokens;
+  std::set<std::pair<Index, Index>> rows = {
+      {0, 0}, {std::min(block - 1, p.n - 1), 0}, {std::min(block, p.n - 1), p.h - 1}, {p.n - 1, p.h - 1}, {p.n - 1, 0}};
+  for (Index i = 0; rows.size() < 16 && i < 64; ++i) rows.insert({(i * 7919 + 31) % p.n, i % p.h});
+  double worst = 0;
+  for (const auto& [i, h] : rows) {
+    const Index keys = causal ? i + 1 : p.n;
+    linattn::reference_options o;
+    o.normalize = attention.normalizes();
+    const row_matrix<double> want = linattn::kernel_attention<double>(
+        attention.feature_map(), p.q.block(i, h * p.d, 1, p.d), p.k.block(0, h * p.d, keys, p.d),
+        p.v.block(0, h * p.m, keys, p.m), o);  // (1, M)
+    const row_matrix<double> got = p.out.block(i, h * p.m, 1, p.m).template cast<double>();
+    const double error = (got - want).norm() / std::max(want.norm(), 1e-300);
+    if (!(error <= worst)) worst = error;  // a NaN stays
+  }
+  return worst;
+}
+
+/// Rows of one output are fewer than the bar's RMS over all: a row whose values nearly cancel is allowed ten times it.
+template <class T>
+inline constexpr double row_tolerance = std::is_same_v<T, float> ? 1e-5 : 1e-12;
+
+// ---- the timed loop
+// --------------------------------------------------------------------------------------------------
+
+/// Times `call` and sets the counters: useful FLOP/s, tokens/s, peak_gflops and peak_fraction, the FMA peak being the
+/// larger of one measured just before and one just after.
+template <class T, class Call>
+void timed(benchmark::State& state, double tokens, double flops, Call call) {
+  const double before = fma_peak<T>();
+  const double start = seconds();
+  for (auto _ : state) call();
+  const double elapsed = seconds() - start;
+  const double peak = std::max(before, fma_peak<T>());
+  const double iterations = double(state.iterations());
+  const double rate = flops * iterations / elapsed;
+  state.counters["flops_per_second"] = rate;
+  state.counters["tokens_per_second"] = tokens * iterations / elapsed;
+  state.counters["peak_gflops"] = peak * 1e-9;
+  state.counters["peak_fraction"] = rate / peak;
+  if (rate > peak) fail(state, "the FMA peak was measured too low: peak_fraction ", rate / peak);
+}
+
+}  // namespace linattn_bench

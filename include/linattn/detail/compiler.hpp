@@ -1,0 +1,24 @@
+// What the language lacks and compilers offer: the only file with compiler extensions.
+#pragma once
+
+/// On a function: inline it whatever the heuristics say. The kernels are built from many small functions whose
+/// registers must not pass through memory.
+/// LINATTN_INLINE_LAMBDA: the same for a lambda, between its parameter list and its body.
+#if defined(_MSC_VER) && !defined(__clang__)
+#define LINATTN_INLINE __forceinline
+#define LINATTN_INLINE_LAMBDA
+#else
+#define LINATTN_INLINE inline __attribute__((always_inline))
+#define LINATTN_INLINE_LAMBDA __attribute__((always_inline))
+#endif
+
+/// GCC drops the alignment attribute of SIMD types used as template arguments and says so at every use; nothing here
+/// depends on that attribute.
+#if defined(__GNUC__) && !defined(__clang__)
+#define LINATTN_PUSH_SIMD_WARNINGS \
+  _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wignored-attributes\"")
+#define LINATTN_POP_SIMD_WARNINGS _Pragma("GCC diagnostic pop")
+#else
+#define LINATTN_PUSH_SIMD_WARNINGS
+#define LINATTN_POP_SIMD_WARNINGS
+#endif

@@ -1,0 +1,106 @@
+// Sizes and places: how a state and a workspace lie in memory.
+#pragma once
+
+#include <linattn/detail/simd.hpp>
+
+#include <Eigen/Core>
+#include <array>
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+LINATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// A size that is a compile-time constant where N is not Dynamic, and one Index otherwise.
+template <Eigen::Index N>
+struct extent {
+  constexpr extent() noexcept = default;
+  constexpr explicit extent(Eigen::Index) noexcept {}
+  constexpr operator Eigen::Index() const noexcept { return N; }  // NOLINT(google-explicit-constructor)
+};
+template <>
+struct extent<Eigen::Dynamic> {
+  Eigen::Index value = 0;
+  constexpr extent() noexcept = default;
+  constexpr explicit extent(Eigen::Index n) noexcept : value(n) {}
+  constexpr operator Eigen::Index() const noexcept { return value; }  // NOLINT(google-explicit-constructor)
+};
+
+constexpr Eigen::Index round_up(Eigen::Index n, Eigen::Index multiple) noexcept {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+/// n elements of T padded to whole packets.
+template <class T>
+constexpr Eigen::Index padded(Eigen::Index n) noexcept {
+  return round_up(n, packet<T>::size);
+}
+
+/// Elements of T in a cache line.
+template <class T>
+inline constexpr Eigen::Index line = Eigen::Index(slab_alignment / sizeof(T));
+
+template <class T>
+struct slab_allocator {
+  using value_type = T;
+  slab_allocator() = default;
+  template <class U>
+  explicit slab_allocator(const slab_allocator<U>&) noexcept {}
+  T* allocate(std::size_t n) {
+    return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(slab_alignment)));
+  }
+  void deallocate(T* p, std::size_t) noexcept { ::operator delete(p, std::align_val_t(slab_alignment)); }
+  friend bool operator==(const slab_allocator&, const slab_allocator&) noexcept { return true; }
+};
+
+template <class T, Eigen::Index Size>
+struct alignas(slab_alignment) inline_slab {
+  std::array<T, std::size_t(Size)> elements{};
+  inline_slab() = default;
+  explicit inline_slab(Eigen::Index) {}
+  T* data() noexcept { return elements.data(); }
+  const T* data() const noexcept { return elements.data(); }
+  std::size_t size() const noexcept { return elements.size(); }
+};
+
+template <class T>
+struct heap_slab : std::vector<T, slab_allocator<T>> {
+  heap_slab() = default;
+  explicit heap_slab(Eigen::Index n) : std::vector<T, slab_allocator<T>>(std::size_t(n), T(0)) {}
+};
+
+/// A 64-byte aligned, zeroed array of T: inline for a compile-time size, on the heap for Dynamic. Assignment between
+/// equal sizes does not allocate.
+template <class T, Eigen::Index Size>
+using slab = std::conditional_t<Size == Eigen::Dynamic, heap_slab<T>, inline_slab<T, (Size > 0 ? Size : 1)>>;
+
+/// [head][C][M] with rows padded to whole packets, each head followed by its z (C), each head on a cache line.
+template <class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
+struct state_layout {
+  extent<Features> features;   // C
+  extent<ValueDim> value_dim;  // M
+  extent<Heads> heads;         // H
+
+  constexpr Eigen::Index row_stride() const noexcept { return padded<T>(value_dim); }
+  constexpr Eigen::Index feature_stride() const noexcept { return padded<T>(features); }
+  constexpr Eigen::Index z_offset() const noexcept { return round_up(features * row_stride(), line<T>); }
+  constexpr Eigen::Index head_stride() const noexcept { return round_up(z_offset() + feature_stride(), line<T>); }
+  constexpr Eigen::Index size() const noexcept { return heads * head_stride(); }
+
+  static constexpr bool is_fixed = Features != Eigen::Dynamic && ValueDim != Eigen::Dynamic && Heads != Eigen::Dynamic;
+};
+
+/// Tokens packed at once: as many as keep the packed block of all heads within a share of L2, 4 to 32. A function of
+/// the shapes alone; it moves no rounding, because the kernel's block is smaller.
+template <class T, Eigen::Index Block>
+constexpr Eigen::Index tokens_per_pass(Eigen::Index elements_per_token) noexcept {
+  constexpr Eigen::Index budget = Eigen::Index(192 * 1024 / sizeof(T));
+  Eigen::Index tokens = 32;
+  while (tokens > Block && tokens * elements_per_token > budget) tokens /= 2;
+  return tokens;
+}
+
+}  // namespace detail
+LINATTN_NAMESPACE_END

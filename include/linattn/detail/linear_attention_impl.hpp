@@ -1,0 +1,280 @@
+// Bodies of linear_attention.hpp: checks, then one call of the engine.
+#pragma once
+
+#include <linattn/linear_attention.hpp>
+
+#include <cmath>
+
+// The template head of every member, once.
+#define LINATTN_MEMBER                                                                                     \
+  template <class FeatureMap, class UpdateRule, class Scalar, Eigen::Index HeadDim, Eigen::Index ValueDim, \
+            Eigen::Index Heads>
+#define LINATTN_OPERATOR linear_attention<FeatureMap, UpdateRule, Scalar, HeadDim, ValueDim, Heads>
+
+LINATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// The size an option and the type together say: `given` (0: not given), the type's constant, else `fallback`.
+inline Eigen::Index agree(const char* name, Eigen::Index given, Eigen::Index constant, Eigen::Index fallback) {
+  if (given < 0)
+    refuse("linear_attention", std::string(name) + " is " + std::to_string(given) + ", it must be at least 1");
+  if (constant != Eigen::Dynamic) {
+    if (given != 0 && given != constant) {
+      refuse("linear_attention", std::string(name) + " is " + std::to_string(given) + " in the options, but " +
+                                     std::to_string(constant) + " in the type");
+    }
+    return constant;
+  }
+  const Eigen::Index size = given == 0 ? fallback : given;
+  if (size < 1) {
+    refuse(
+        "linear_attention",
+        std::string(name) + " is not given, it must be at least 1: linear_attention<...> attn({." + name + " = 64})");
+  }
+  return size;
+}
+
+/// One token as a matrix of one row.
+template <class T>
+matrix_view<T> as_row(const vector_view<T>& x) noexcept {
+  return matrix_view<T>(x.data(), 1, x.size());
+}
+
+}  // namespace detail
+
+LINATTN_MEMBER
+LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
+    : m_map(std::move(map)),
+      m_query_scale(T(o.query_scale)),
+      m_policy(o.denominator),
+      m_normalizes(o.normalize.value_or(UpdateRule::normalizes && !detail::has_signed_features<FeatureMap>)) {
+  const char* const name = "linear_attention";
+  const Eigen::Index head_dim = detail::agree("head_dim", o.head_dim, HeadDim, 0);
+  const Eigen::Index value_dim = detail::agree("value_dim", o.value_dim, ValueDim, head_dim);
+  const Eigen::Index heads = detail::agree("heads", o.heads, Heads, 1);
+  for (const Eigen::Index shared : {o.key_heads, o.value_heads}) {
+    if (shared != 0 && shared != heads) {
+      detail::refuse(name, "key_heads is " + std::to_string(o.key_heads) + " and value_heads is " +
+                               std::to_string(o.value_heads) + " for " + std::to_string(heads) +
+                               " heads; heads cannot share keys or values yet, leave both out");
+    }
+  }
+  if constexpr (requires { m_map.head_dim(); }) {
+    if (m_map.head_dim() != head_dim) {
+      detail::refuse(name, "the feature map was made for head_dim " + std::to_string(m_map.head_dim()) +
+                               ", the operator has head_dim " + std::to_string(head_dim));
+    }
+  }
+  const Eigen::Index features = Features != Eigen::Dynamic ? Features : Eigen::Index(m_map.dimension(head_dim));
+  if (features < 1) {
+    detail::refuse(name, "the feature map has dimension(" + std::to_string(head_dim) +
+                             ") = " + std::to_string(features) + ", it must be at least 1");
+  }
+  if (!std::isfinite(o.query_scale)) detail::refuse(name, "query_scale is not a finite number");
+  if (o.denominator.how != denominator_policy::kind::none &&
+      !(o.denominator.epsilon > 0 && std::isfinite(o.denominator.epsilon))) {
+    detail::refuse(name, "the denominator's epsilon is " + std::to_string(o.denominator.epsilon) +
+                             ", it must be a positive finite number");
+  }
+  // A state of H (C + 1) (M + padding) entries must be countable.
+  const double entries = double(heads) * (double(features) + 64) * (double(value_dim) + 64);
+  if (entries > double(std::numeric_limits<Eigen::Index>::max() / 64)) {
+    detail::refuse(name, "a state of " + std::to_string(heads) + " heads, " + std::to_string(features) +
+                             " features and " + std::to_string(value_dim) + " values is beyond the address space");
+  }
+  m_layout.head_dim = detail::extent<HeadDim>(head_dim);
+  m_layout.state.features = detail::extent<Features>(features);
+  m_layout.state.value_dim = detail::extent<ValueDim>(value_dim);
+  m_layout.state.heads = detail::extent<Heads>(heads);
+}
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::make_state(Eigen::Index first_position) const -> state_type {
+  return access::make_state<state_type>(m_layout.state, first_position);
+}
+
+// ---- checks ---------------------------------------------------------------------------------------------------------
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols,
+                               Eigen::Index want_rows, Eigen::Index dim, const char* dim_name) const {
+  if (rows == want_rows && cols == heads() * dim) return;
+  detail::refuse(function, std::string(name) + " is " + detail::shape_text(rows, cols) + ", expected " +
+                               detail::shape_text(want_rows, heads() * dim) + ": (tokens, heads * " + dim_name + " = " +
+                               std::to_string(heads()) + " * " + std::to_string(dim) + ")");
+}
+
+LINATTN_MEMBER
+bool LINATTN_OPERATOR::fits(const state_type& s) const noexcept {
+  return !access::is_empty(s) && s.heads() == heads() && s.features() == features() && s.value_dim() == value_dim();
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::require_state(const char* function, const state_type& s) const {
+  if (fits(s)) return;
+  const std::string mine = "(" + std::to_string(heads()) + " heads, " + std::to_string(features()) + " features, " +
+                           std::to_string(value_dim()) + " values)";
+  detail::refuse(function, access::is_empty(s) ? "the state is empty (default-made or moved from), expected " + mine
+                                               : "the state is " + s.sizes() + ", expected " + mine);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::require_workspace(const char* function, workspace_type& ws) const {
+  const auto size = Eigen::Index(access::slab(ws).size());
+  if (size == m_layout.size()) return;
+  detail::refuse(function, "the workspace holds " + std::to_string(size) + " elements, expected " +
+                               std::to_string(m_layout.size()) + ": take it from this operator's make_workspace()");
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws,
+                                    bool causal) const {
+  require(function, "q", q.rows(), q.cols(), q.rows(), head_dim(), "head_dim");
+  require(function, "k", k.rows(), k.cols(), causal ? q.rows() : k.rows(), head_dim(), "head_dim");
+  require(function, "v", v.rows(), v.cols(), k.rows(), value_dim(), "value_dim");
+  require(function, "out", out.rows(), out.cols(), q.rows(), value_dim(), "value_dim");
+  require_workspace(function, ws);
+  LINATTN_ASSERT(!detail::overlap(out, q) && !detail::overlap(out, k) && !detail::overlap(out, v) &&
+                 "linattn: the output overlaps an input");
+}
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::own_state(workspace_type& ws) const noexcept -> T* {
+  T* const slab = access::slab(ws).data() + m_layout.own_state();
+  std::fill(slab, slab + m_layout.state.size(), T(0));
+  return slab;
+}
+
+// ---- bulk verbs -----------------------------------------------------------------------------------------------------
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out,
+                                   workspace_type& ws) const {
+  T* const scratch = access::slab(ws).data();
+  engine().template pass<B, false, true>(k.rows(), slab, {}, k, v, {}, position, scratch);
+  engine().template pass<B, true, false>(q.rows(), slab, q, {}, {}, out, position + k.rows() - q.rows(), scratch);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::forward(state_type& s, input q, input k, input v, output out, workspace_type& ws) const {
+  require_bulk("forward", q, k, v, out, ws, false);
+  require_state("forward", s);
+  run_forward(access::data(s), s.first_position() + s.tokens(), q, k, v, out, ws);
+  access::add_tokens(s, k.rows());
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::forward(input q, input k, input v, output out, workspace_type& ws) const {
+  require_bulk("forward", q, k, v, out, ws, false);
+  run_forward(own_state(ws), 0, q, k, v, out, ws);
+}
+
+LINATTN_MEMBER
+row_matrix<Scalar> LINATTN_OPERATOR::forward(state_type& s, input q, input k, input v) const {
+  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  workspace_type ws = make_workspace();
+  forward(s, q, k, v, out, ws);
+  return out;
+}
+
+LINATTN_MEMBER
+row_matrix<Scalar> LINATTN_OPERATOR::forward(input q, input k, input v) const {
+  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  workspace_type ws = make_workspace();
+  forward(q, k, v, out, ws);
+  return out;
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, output out, workspace_type& ws) const {
+  require_bulk("forward_causal", q, k, v, out, ws, true);
+  require_state("forward_causal", s);
+  engine().template pass<B, true, true>(q.rows(), access::data(s), q, k, v, out, s.first_position() + s.tokens(),
+                                        access::slab(ws).data());
+  access::add_tokens(s, k.rows());
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::forward_causal(input q, input k, input v, output out, workspace_type& ws) const {
+  require_bulk("forward_causal", q, k, v, out, ws, true);
+  engine().template pass<B, true, true>(q.rows(), own_state(ws), q, k, v, out, 0, access::slab(ws).data());
+}
+
+LINATTN_MEMBER
+row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v) const {
+  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  workspace_type ws = make_workspace();
+  forward_causal(s, q, k, v, out, ws);
+  return out;
+}
+
+LINATTN_MEMBER
+row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(input q, input k, input v) const {
+  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  workspace_type ws = make_workspace();
+  forward_causal(q, k, v, out, ws);
+  return out;
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, workspace_type& ws) const {
+  require("absorb", "k", k.rows(), k.cols(), k.rows(), head_dim(), "head_dim");
+  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_dim(), "value_dim");
+  require_state("absorb", s);
+  require_workspace("absorb", ws);
+  engine().template pass<B, false, true>(k.rows(), access::data(s), {}, k, v, {}, s.first_position() + s.tokens(),
+                                         access::slab(ws).data());
+  access::add_tokens(s, k.rows());
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::absorb(state_type& s, input k, input v) const {
+  workspace_type ws = make_workspace();
+  absorb(s, k, v, ws);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws,
+                            matrix_view<accumulator_type> denominators) const {
+  require("read", "q", q.rows(), q.cols(), q.rows(), head_dim(), "head_dim");
+  require("read", "out", out.rows(), out.cols(), q.rows(), value_dim(), "value_dim");
+  if (denominators.data() != nullptr) {
+    require("read", "denominators", denominators.rows(), denominators.cols(), q.rows(), 1, "1");
+  }
+  require_state("read", s);
+  require_workspace("read", ws);
+  LINATTN_ASSERT(!detail::overlap(out, q) && "linattn: the output overlaps an input");
+  engine().template pass<B, true, false>(q.rows(), access::data(s), q, {}, {}, out,
+                                         s.first_position() + s.tokens() - q.rows(), access::slab(ws).data(),
+                                         denominators);
+}
+
+LINATTN_MEMBER
+row_matrix<Scalar> LINATTN_OPERATOR::read(const state_type& s, input q) const {
+  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  workspace_type ws = make_workspace();
+  read(s, q, out, ws);
+  return out;
+}
+
+// ---- one token ------------------------------------------------------------------------------------------------------
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
+                            workspace_type& ws) const noexcept {
+  LINATTN_ASSERT(q_t.size() == heads() * head_dim() && "linattn::step: q_t must have heads * head_dim elements");
+  LINATTN_ASSERT(k_t.size() == heads() * head_dim() && "linattn::step: k_t must have heads * head_dim elements");
+  LINATTN_ASSERT(v_t.size() == heads() * value_dim() && "linattn::step: v_t must have heads * value_dim elements");
+  LINATTN_ASSERT(out_t.size() == heads() * value_dim() && "linattn::step: out_t must have heads * value_dim elements");
+  LINATTN_ASSERT(fits(s) && "linattn::step: the state is not from this operator's make_state()");
+  LINATTN_ASSERT(Eigen::Index(access::slab(ws).size()) == m_layout.size() &&
+                 "linattn::step: the workspace is not from this operator's make_workspace()");
+  engine().template pass<1, true, true>(1, access::data(s), detail::as_row(q_t), detail::as_row(k_t),
+                                        detail::as_row(v_t), detail::as_row(out_t), s.first_position() + s.tokens(),
+                                        access::slab(ws).data());
+  access::add_tokens(s, 1);
+}
+
+LINATTN_NAMESPACE_END
+#undef LINATTN_MEMBER
+#undef LINATTN_OPERATOR

@@ -1,0 +1,160 @@
+// The projection u = W x that random feature maps share: its matrix, drawn from a seed, and the product.
+#pragma once
+
+#include <linattn/detail/checks.hpp>
+#include <linattn/detail/layout.hpp>
+#include <linattn/detail/random.hpp>
+#include <linattn/detail/simd.hpp>
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+LINATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// x = f(x) in place, register by register; a partial last register passes through a zero-padded copy, so that an
+/// element's value depends on neither its place nor its neighbours.
+template <class T, class F>
+LINATTN_INLINE void transform_in_place(T* x, Eigen::Index n, const F& f) {
+  using P = packet<T>;
+  const Eigen::Index whole = n / P::size * P::size;
+  for (Eigen::Index c = 0; c < whole; c += P::size) f(P::load_unaligned(x + c)).store_unaligned(x + c);
+  if (whole < n) {
+    alignas(slab_alignment) T lanes[P::size] = {};
+    std::copy(x + whole, x + n, lanes);
+    f(P::load(lanes)).store(lanes);
+    std::copy(lanes, lanes + (n - whole), x + whole);
+  }
+}
+
+/// |x|^2 of n elements, in an order that depends on n alone.
+template <class T>
+LINATTN_INLINE T squared_norm(const T* x, Eigen::Index n) {
+  using P = packet<T>;
+  const Eigen::Index whole = n / P::size * P::size;
+  P squares = P::zero();
+  for (Eigen::Index c = 0; c < whole; c += P::size) {
+    const P values = P::load_unaligned(x + c);
+    squares = fma(values, values, squares);
+  }
+  if (whole < n) {
+    alignas(slab_alignment) T lanes[P::size] = {};
+    std::copy(x + whole, x + n, lanes);
+    const P values = P::load(lanes);
+    squares = fma(values, values, squares);
+  }
+  return sum(squares);
+}
+
+/// u (R, m) = x (R, D) W^T for `Rows` rows and `Packets` registers of columns, of which `columns` are stored. W^T (D, m)
+/// has zero-padded rows `stride` apart. Every u is one chain of fused multiply-adds over D, whatever the blocking.
+template <Eigen::Index Rows, Eigen::Index Packets, class T>
+LINATTN_INLINE void project_block(const T* x, Eigen::Index x_stride, Eigen::Index head_dim, const T* w,
+                                  Eigen::Index stride, T* u, Eigen::Index u_stride, Eigen::Index columns) {
+  using P = packet<T>;
+  P product[Rows][Packets];
+  unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
+    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { product[r][p] = P::zero(); });
+  });
+  for (Eigen::Index d = 0; d < head_dim; ++d) {
+    P weights[Packets];
+    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { weights[p] = P::load(w + d * stride + p * P::size); });
+    unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
+      const P coordinate = P::broadcast(x + r * x_stride + d);
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
+        product[r][p] = fma(coordinate, weights[p], product[r][p]);
+      });
+    });
+  }
+  unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
+    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
+      T* const out = u + r * u_stride + p * P::size;
+      const Eigen::Index left = columns - p * P::size;
+      if (left >= P::size) {
+        product[r][p].store_unaligned(out);
+      } else if (left > 0) {
+        alignas(slab_alignment) T lanes[P::size];
+        product[r][p].store(lanes);
+        std::copy(lanes, lanes + left, out);
+      }
+    });
+  });
+}
+
+/// u (R, m) = x (R, D) W^T. Rows of x and u are x_stride and u_stride apart; nothing is written beyond u's m columns.
+template <class T>
+void project(const T* x, Eigen::Index x_stride, Eigen::Index rows, Eigen::Index head_dim, const T* w,
+             Eigen::Index stride, T* u, Eigen::Index u_stride, Eigen::Index features) {
+  constexpr Eigen::Index size = packet<T>::size;
+  const Eigen::Index whole = rows / 4 * 4;
+  for (Eigen::Index c = 0; c < features && whole > 0; c += 2 * size) {  // these two columns of registers stay in L1
+    for (Eigen::Index r = 0; r < whole; r += 4) {
+      project_block<4, 2>(x + r * x_stride, x_stride, head_dim, w + c, stride, u + r * u_stride + c, u_stride,
+                          features - c);
+    }
+  }
+  for (Eigen::Index r = whole; r < rows; ++r) {
+    for (Eigen::Index c = 0; c < features; c += 4 * size) {
+      project_block<1, 4>(x + r * x_stride, x_stride, head_dim, w + c, stride, u + r * u_stride + c, u_stride,
+                          features - c);
+    }
+  }
+}
+
+/// W (m, D), m directions with independent N(0, 1) entries: a pure function of (seed, m, D), of which the first rows do
+/// not depend on m. Immutable and shared by copies, so that copying a map is cheap and threads read one matrix.
+template <class T>
+class random_projection {
+ public:
+  /// The matrix as an Eigen expression: (m, D), column-major with an outer stride, no copy.
+  using matrix_type =
+      Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>, Eigen::Unaligned, Eigen::OuterStride<>>;
+
+  random_projection(const char* owner, Eigen::Index head_dim, Eigen::Index rows, std::uint64_t seed)
+      : m_head_dim(head_dim), m_rows(rows), m_seed(seed) {
+    if (head_dim < 1) refuse(owner, "head_dim is " + std::to_string(head_dim) + "; at least 1 is needed");
+    if (rows < 1) refuse(owner, "no features: at least one direction is needed");
+    // Padded to whole register blocks; an odd number of cache lines a row, because with a power of two the rows of one
+    // column block would fall on each other in the L1 cache.
+    m_stride = (round_up(rows, std::max(line<T>, 4 * packet<T>::size)) / line<T> | 1) * line<T>;
+    heap_slab<T> weights(head_dim * m_stride);  // W^T (D, m)
+    for (Eigen::Index c = 0; c < rows; ++c) {
+      for (Eigen::Index d = 0; d < head_dim; ++d) {
+        const auto index = static_cast<std::uint64_t>(c * head_dim + d);
+        weights.data()[d * m_stride + c] = static_cast<T>(random_normal(seed, stream_of_directions, index));
+      }
+    }
+    m_weights = std::make_shared<const heap_slab<T>>(std::move(weights));
+  }
+
+  Eigen::Index head_dim() const noexcept { return m_head_dim; }
+  Eigen::Index rows() const noexcept { return m_rows; }
+  std::uint64_t seed() const noexcept { return m_seed; }
+  matrix_type matrix() const noexcept {
+    return matrix_type(m_weights->data(), m_rows, m_head_dim, Eigen::OuterStride<>(m_stride));
+  }
+
+  /// The first m columns of u (R, >= m) = x (R, D) W^T, with W as drawn.
+  template <class X, class U>
+  void apply(const X& x, U& u) const noexcept {
+    project(x.data(), x.outerStride(), x.rows(), m_head_dim, m_weights->data(), m_stride, u.data(), u.outerStride(),
+            m_rows);
+  }
+
+
+ private:
+  static constexpr std::uint64_t stream_of_directions = 0;
+
+  std::shared_ptr<const heap_slab<T>> m_weights;
+  Eigen::Index m_head_dim;
+  Eigen::Index m_rows;
+  Eigen::Index m_stride = 0;
+  std::uint64_t m_seed;
+};
+
+}  // namespace detail
+LINATTN_NAMESPACE_END

@@ -1,0 +1,139 @@
+// One packet type over Eigen's packet layer: the only file that names Eigen::internal's SIMD functions.
+#pragma once
+
+#include <linattn/detail/compiler.hpp>
+#include <linattn/version.hpp>
+
+#include <Eigen/Core>
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+LINATTN_PUSH_SIMD_WARNINGS
+LINATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// Bytes that scratch and state rows are aligned to: a cache line, and the widest packet.
+inline constexpr std::size_t slab_alignment = 64;
+
+/// `size` lanes of T in one register; size is 1 in the scalar build. Arithmetic is lane by lane.
+template <class T>
+struct packet {
+  using native = typename Eigen::internal::packet_traits<T>::type;
+  static constexpr Eigen::Index size = Eigen::internal::unpacket_traits<native>::size;
+
+  native lanes;
+
+  packet() = default;
+  LINATTN_INLINE packet(native x) : lanes(x) {}  // NOLINT(google-explicit-constructor)
+  LINATTN_INLINE packet(T x)                     // NOLINT(google-explicit-constructor)
+      requires(!std::is_same_v<T, native>)
+      : lanes(Eigen::internal::pset1<native>(x)) {}
+
+  static LINATTN_INLINE packet zero() { return Eigen::internal::pset1<native>(T(0)); }
+  static LINATTN_INLINE packet broadcast(const T* x) { return Eigen::internal::pset1<native>(*x); }
+  static LINATTN_INLINE packet load(const T* x) { return Eigen::internal::pload<native>(x); }
+  static LINATTN_INLINE packet load_unaligned(const T* x) { return Eigen::internal::ploadu<native>(x); }
+  LINATTN_INLINE void store(T* x) const { Eigen::internal::pstore(x, lanes); }
+  LINATTN_INLINE void store_unaligned(T* x) const { Eigen::internal::pstoreu(x, lanes); }
+
+  friend LINATTN_INLINE packet operator+(const packet& a, const packet& b) {
+    return Eigen::internal::padd(a.lanes, b.lanes);
+  }
+  friend LINATTN_INLINE packet operator-(const packet& a, const packet& b) {
+    return Eigen::internal::psub(a.lanes, b.lanes);
+  }
+  friend LINATTN_INLINE packet operator*(const packet& a, const packet& b) {
+    return Eigen::internal::pmul(a.lanes, b.lanes);
+  }
+  /// a b + c, fused where the processor fuses.
+  friend LINATTN_INLINE packet fma(const packet& a, const packet& b, const packet& c) {
+    return Eigen::internal::pmadd(a.lanes, b.lanes, c.lanes);
+  }
+  /// The larger; a NaN in the FIRST argument is kept, one in the second may be lost (x86 semantics).
+  friend LINATTN_INLINE packet max(const packet& x, const packet& bound) {
+    return Eigen::internal::pmax(x.lanes, bound.lanes);
+  }
+  /// The smaller; a NaN in the FIRST argument is kept, one in the second may be lost.
+  friend LINATTN_INLINE packet min(const packet& x, const packet& bound) {
+    return Eigen::internal::pmin(x.lanes, bound.lanes);
+  }
+  friend LINATTN_INLINE T sum(const packet& x) { return Eigen::internal::predux(x.lanes); }
+};
+
+/// y 2^n for integral n, rounded once: correct into the subnormal range and up to overflow, |n| <= 2 max_exponent.
+template <class T>
+LINATTN_INLINE packet<T> scale_by_power_of_two(const packet<T>& y, const packet<T>& n) {
+  using native = typename packet<T>::native;
+#if defined(EIGEN_VECTORIZE_AVX512)
+  if constexpr (std::is_same_v<native, __m512>) return packet<T>(_mm512_scalef_ps(y.lanes, n.lanes));
+  if constexpr (std::is_same_v<native, __m512d>) return packet<T>(_mm512_scalef_pd(y.lanes, n.lanes));
+#endif
+  if constexpr (packet<T>::size > 1 && std::is_same_v<T, float>) {
+    // Two normal factors 2^a 2^b, built from integers in float: (a + 127) 2^23 is exact and is the bit pattern of 2^a.
+    using integers = typename Eigen::internal::unpacket_traits<native>::integer_packet;
+    const auto power = [](const packet<T>& a) -> packet<T> {
+      const packet<T> bits = fma(a, packet<T>(T(8388608)), packet<T>(T(127) * T(8388608)));
+      return Eigen::internal::preinterpret<native>(Eigen::internal::pcast<native, integers>(bits.lanes));
+    };
+    const packet<T> a = Eigen::internal::pfloor((n * packet<T>(T(0.5))).lanes);
+    return y * power(a) * power(n - a);
+  } else if constexpr (packet<T>::size > 1) {
+    return Eigen::internal::pldexp(y.lanes, n.lanes);
+  } else {
+    return std::ldexp(y.lanes, static_cast<int>(n.lanes));
+  }
+}
+
+/// e^x: at most 2 ulp, gradual underflow, exactly 0 at -inf, inf only on overflow, NaN kept; the same with every
+/// Eigen. (Eigen 3.4's own is up to 4 ulp off, overflows at 88.4 and does not reach 0 at -inf on SSE and AVX2.)
+///
+///   e^x = 2^n e^r,   n = floor(x / ln 2 + 1/2),   |r| <= ln(2) / 2,   e^r = 1 + r + r^2 p(r)
+///
+/// p interpolates (e^r - 1 - r) / r^2 at Chebyshev nodes; the relative error of the polynomial is 1.0e-8 (float,
+/// degree 4) and 2.3e-19 (double, degree 10). n ln 2 is subtracted in two parts, the first exact.
+template <class T>
+LINATTN_INLINE packet<T> exp(const packet<T>& argument) {
+  using P = packet<T>;
+  constexpr bool single = std::is_same_v<T, float>;
+  // Beyond these e^x is 0 or inf whatever it is. The argument comes first: its NaN survives.
+  const P x = min(max(argument, P(single ? T(-104.5) : T(-746))), P(single ? T(89) : T(710)));
+  const P n = Eigen::internal::pfloor(fma(x, P(T(1.4426950408889634074)), P(T(0.5))).lanes);
+  const P high = fma(n, P(single ? T(-0.693359375) : T(-6.93147180369123816490e-01)), x);
+  const P r = fma(n, P(single ? T(2.12194440e-4) : T(-1.90821492927058770002e-10)), high);
+  P p;
+  if constexpr (single) {
+    p = P(T(0.001392618359));
+    p = fma(p, r, P(T(0.008363179053)));
+    p = fma(p, r, P(T(0.04166655462)));
+    p = fma(p, r, P(T(0.1666657699)));
+    p = fma(p, r, P(T(0.5)));
+  } else {
+    p = P(T(2.0914686968086876e-09));
+    p = fma(p, r, P(T(2.5105217004720745e-08)));
+    p = fma(p, r, P(T(2.7557273643110297e-07)));
+    p = fma(p, r, P(T(2.7557255400206422e-06)));
+    p = fma(p, r, P(T(2.4801587325547743e-05)));
+    p = fma(p, r, P(T(0.00019841269874820627)));
+    p = fma(p, r, P(T(0.0013888888888883748)));
+    p = fma(p, r, P(T(0.0083333333333261358)));
+    p = fma(p, r, P(T(0.041666666666666671)));
+    p = fma(p, r, P(T(0.16666666666666671)));
+    p = fma(p, r, P(T(0.5)));
+  }
+  return scale_by_power_of_two(fma(r * r, p, r) + P(T(1)), n);
+}
+
+/// f(integral_constant<Index, 0>) ... f(integral_constant<Index, N - 1>): a loop that is unrolled by the language, so
+/// that arrays of packets indexed by its variable live in registers.
+template <Eigen::Index N, class F>
+LINATTN_INLINE void unroll(F&& f) {
+  [&]<Eigen::Index... I>(std::integer_sequence<Eigen::Index, I...>) LINATTN_INLINE_LAMBDA {
+    (f(std::integral_constant<Eigen::Index, I>()), ...);
+  }
+  (std::make_integer_sequence<Eigen::Index, N>());
+}
+
+}  // namespace detail
+LINATTN_NAMESPACE_END
+LINATTN_POP_SIMD_WARNINGS

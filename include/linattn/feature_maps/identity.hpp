@@ -1,0 +1,28 @@
+// phi(x) = x.
+#pragma once
+
+#include <linattn/feature_map.hpp>
+
+LINATTN_NAMESPACE_BEGIN
+
+/// phi(x) = x, C = D, signed.
+///
+/// Kernel: q.k, the plain bilinear form; its denominators q.z may vanish or be negative, so operators with this map are
+/// not normalised unless options say so. Cost: none.
+struct identity {
+  static constexpr bool signed_features = true;
+
+  static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
+
+  template <class Packet>
+  Packet packet(const Packet& x) const noexcept {
+    return x;
+  }
+
+  template <class T>
+  void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
+    elementwise_forward(*this, x, phi);
+  }
+};
+
+LINATTN_NAMESPACE_END

@@ -1,0 +1,30 @@
+// phi(x) = max(x, 0)^2: the specimen to copy for an elementwise feature map of your own.
+#pragma once
+
+#include <linattn/feature_map.hpp>
+
+LINATTN_NAMESPACE_BEGIN
+
+/// phi_c(x) = max(x_c, 0)^2, C = D, features >= 0.
+///
+/// Kernel: sum_c max(q_c, 0)^2 max(k_c, 0)^2, spiky: large coordinates dominate. A query or a key without a positive
+/// coordinate has phi = 0; where every product vanishes the output is 0. Cost: 2 flops a coordinate. NaN is kept.
+struct squared_relu {
+  /// C, the number of features of a head of D = head_dim coordinates.
+  static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
+
+  /// One register of coordinates. The argument comes first in max: that keeps its NaN.
+  template <class Packet>
+  Packet packet(const Packet& x) const noexcept {
+    const Packet positive = max(x, Packet(0));
+    return positive * positive;
+  }
+
+  /// phi (R, C) from x (R, D).
+  template <class T>
+  void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
+    elementwise_forward(*this, x, phi);
+  }
+};
+
+LINATTN_NAMESPACE_END

@@ -1,0 +1,162 @@
+// linear_attention: softmax attention's O(N^2) replaced by a state of constant size. Start here.
+//
+//   const linattn::linear_attention<linattn::elu_plus_one> attn({.head_dim = 64, .heads = 8});
+//   linattn::row_matrix<float> y = attn.forward_causal(q, k, v);   // first contact: q, k, v (N, H D) give (N, H M)
+//
+//   auto ws = attn.make_workspace();                               // production: nothing allocates from here on
+//   auto s = attn.make_state();
+//   attn.forward_causal(s, q, k, v, y, ws);                        // prefill, leaves s ready
+//   attn.step(s, q_t, k_t, v_t, y_t, ws);                          // decode: one token, constant time and memory
+//
+// Letters, the paper's: N tokens, D query/key coordinates, M value coordinates, C features, H heads.
+#pragma once
+
+#include <linattn/detail/checks.hpp>
+#include <linattn/detail/engine.hpp>
+#include <linattn/feature_map.hpp>
+#include <linattn/matrix_view.hpp>
+#include <linattn/options.hpp>
+#include <linattn/state.hpp>
+#include <linattn/update_rules/additive.hpp>
+#include <linattn/workspace.hpp>
+
+LINATTN_NAMESPACE_BEGIN
+
+/// Linear attention (Katharopoulos et al., 2020): attention whose similarity is an inner product of features, so that
+/// the sums over keys can be kept instead of the keys. Per head, with phi the feature map and s = query_scale,
+///
+///     out_i = phi(s q_i)^T S / phi(s q_i)^T z      S = sum_j phi(k_j) v_j^T (C, M)      z = sum_j phi(k_j) (C)
+///
+/// j over all keys in `forward` (eq. 5), over j <= i in `forward_causal` (eq. 9) and `step` (eqs. 16-20). Without
+/// `normalize` the division is left out.
+///
+/// FeatureMap  the policy phi (feature_map.hpp).   UpdateRule  how a token enters the state (update_rules/).
+/// Scalar      float or double: what q, k, v and outputs hold.
+/// HeadDim, ValueDim, Heads   compile-time D, M, H, or Eigen::Dynamic. With all of them known, and a map whose
+/// dimension
+///             is constexpr, state and workspace live inline and nothing ever touches the heap.
+///
+/// The operator is immutable: one per layer, shared by threads and sequences. A `state` belongs to one sequence, a
+/// `workspace` to one thread. Matrices are packed, one token per row, head h in columns h D ... (h + 1) D - 1.
+/// Arguments: subject (state), inputs, outputs, scratch. Outputs are overwritten; they must not overlap inputs
+/// (asserted in debug builds). Calls that take a workspace do not allocate; the others allocate it, and what they
+/// return.
+///
+/// Laws, to rounding where not said otherwise; each is a property test:
+///   1. step = absorb of one row, then read of one row.
+///   2. forward_causal = step over the rows; any split of a sequence into calls gives the same.
+///   3. forward = absorb everything, then read everything; the order of the keys does not matter.
+///   4. absorb(A), absorb(B) = absorb(A stacked on B) = a.merge(b).
+///   5. The same shapes and splits give the same bits; internal block sizes move rounding only.
+///   6. Row i of a causal output depends on rows j <= i, bitwise: what follows, NaN or infinite, leaves it alone.
+///   7. denominator none, positive map: V = 1 gives 1, causal row 0 is v_0, outputs lie within [min V, max V].
+///   8. The un-normalised output for [V, 1], divided by its last column, is the normalised output.
+///   11. Every path equals the O(N^2) reference: relative RMS <= 1e-6 in float, 1e-13 in double (N <= 4096, N(0, 1)).
+///
+/// Errors: wrong types are one-sentence static_asserts. Options and shapes of bulk calls throw std::invalid_argument
+/// with the function's name and both sizes, before anything is written (printed, then abort, without exceptions).
+/// N = 0 and no keys are fine: an output for which no key was seen, or whose denominator is 0, is 0. NaN in row i of q
+/// stays in row i; NaN in row j of k or v reaches rows that see j, and the state. These promises need a compiler that
+/// honours NaN: not -ffast-math.
+template <class FeatureMap, class UpdateRule = additive, class Scalar = float, Eigen::Index HeadDim = Eigen::Dynamic,
+          Eigen::Index ValueDim = HeadDim, Eigen::Index Heads = (HeadDim == Eigen::Dynamic ? Eigen::Dynamic : 1)>
+class linear_attention {
+  static_assert(std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>,
+                "linattn: Scalar must be float or double");
+  static_assert(
+      requires {
+        typename UpdateRule::inputs;
+        UpdateRule::decay;
+      },
+      "linattn: the second template argument must be an update rule, such as linattn::additive; Scalar is the third");
+  static_assert(detail::check_feature_map_members<FeatureMap, accumulator_t<Scalar>>());
+  static constexpr Eigen::Index Features = detail::features_at_compile_time<FeatureMap, HeadDim>;
+
+ public:
+  using scalar = Scalar;
+  using accumulator_type = accumulator_t<Scalar>;
+  using feature_map_type = FeatureMap;
+  using input = matrix_view<const Scalar>;
+  using output = matrix_view<Scalar>;
+  using token = vector_view<const Scalar>;
+  using state_type = state<UpdateRule, accumulator_type, Features, ValueDim, Heads>;
+  using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads>;
+
+  /// Throws std::invalid_argument when a dynamic size is missing or below 1, a given size differs from the type's or
+  /// the map's, head counts are unequal, or query_scale or epsilon is not a usable number.
+  explicit linear_attention(const options& o = {}, FeatureMap map = FeatureMap());
+
+  Eigen::Index head_dim() const noexcept { return m_layout.head_dim; }          ///< D
+  Eigen::Index value_dim() const noexcept { return m_layout.state.value_dim; }  ///< M
+  Eigen::Index heads() const noexcept { return m_layout.state.heads; }          ///< H
+  Eigen::Index features() const noexcept { return m_layout.state.features; }    ///< C
+  bool normalizes() const noexcept { return m_normalizes; }
+  const FeatureMap& feature_map() const noexcept { return m_map; }
+
+  /// A state that has seen nothing, its first key to stand at first_position. Memory: H (C M + C) accumulators; one
+  /// allocation, none with fixed sizes.
+  state_type make_state(Eigen::Index first_position = 0) const;
+
+  /// Scratch for one thread, of a size that does not depend on N. One allocation, none with fixed sizes.
+  workspace_type make_workspace() const { return detail::engine_access::make_workspace<workspace_type>(m_layout); }
+
+  /// Non-causal attention (eqs. 5, 6): out (Nq, H M) from q (Nq, H D), k (Nk, H D), v (Nk, H M); any Nq and Nk. With a
+  /// state: first absorb k, v into it, then read q. 2 (Nq + Nk) C M flops a head, plus the map.
+  void forward(state_type& s, input q, input k, input v, output out, workspace_type& ws) const;
+  void forward(input q, input k, input v, output out, workspace_type& ws) const;
+  row_matrix<Scalar> forward(state_type& s, input q, input k, input v) const;
+  row_matrix<Scalar> forward(input q, input k, input v) const;
+
+  /// Causal attention (eqs. 9-12): out (N, H M) from q, k (N, H D), v (N, H M), row i seeing what the state has seen
+  /// and rows j <= i; leaves the state after row N - 1. 4 N C M flops a head, plus the map.
+  void forward_causal(state_type& s, input q, input k, input v, output out, workspace_type& ws) const;
+  void forward_causal(input q, input k, input v, output out, workspace_type& ws) const;
+  row_matrix<Scalar> forward_causal(state_type& s, input q, input k, input v) const;
+  row_matrix<Scalar> forward_causal(input q, input k, input v) const;
+
+  /// S += phi(k_j) v_j^T, z += phi(k_j) for the rows of k (N, H D), v (N, H M): the keys' half of `forward`, for
+  /// encoder memories, shared prefixes and parts of a sequence to be merged. 2 N C M flops a head, plus the map.
+  void absorb(state_type& s, input k, input v, workspace_type& ws) const;
+  void absorb(state_type& s, input k, input v) const;
+
+  /// out (N, H M) = what the queries q (N, H D) see in the state: the queries' half of `forward`. For maps that know
+  /// positions the rows stand where the last N absorbed keys do. 2 N C M flops a head, plus the map.
+  /// denominators (N, H), optional: phi(s q).z before the denominator policy, the weight of evidence behind each
+  /// output.
+  void read(const state_type& s, input q, output out, workspace_type& ws,
+            matrix_view<accumulator_type> denominators = {}) const;
+  row_matrix<Scalar> read(const state_type& s, input q) const;
+
+  /// One token of decoding (eqs. 18-20): q_t, k_t (H D), v_t (H M), out_t (H M). Absorbs, then reads. 4 C M flops and
+  /// one read and write of the state a head. Neither allocates nor throws; sizes are LINATTN_ASSERTed.
+  void step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
+            workspace_type& ws) const noexcept;
+
+ private:
+  using T = accumulator_type;
+  using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads>;
+  using access = detail::engine_access;
+  static constexpr Eigen::Index B = detail::micro_block_tokens;
+
+  detail::engine<FeatureMap, T, layout_type> engine() const noexcept {
+    return {m_map, m_layout, m_query_scale, m_policy, m_normalizes};
+  }
+  void require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols, Eigen::Index want_rows,
+               Eigen::Index dim, const char* dim_name) const;
+  void require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws, bool causal) const;
+  void require_state(const char* function, const state_type& s) const;
+  void require_workspace(const char* function, workspace_type& ws) const;
+  bool fits(const state_type& s) const noexcept;
+  T* own_state(workspace_type& ws) const noexcept;
+  void run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out, workspace_type& ws) const;
+
+  FeatureMap m_map;
+  layout_type m_layout;
+  T m_query_scale;
+  denominator_policy m_policy;
+  bool m_normalizes;
+};
+
+LINATTN_NAMESPACE_END
+
+#include <linattn/detail/linear_attention_impl.hpp>

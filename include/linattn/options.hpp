@@ -1,0 +1,53 @@
+// What an operator is made with.
+#pragma once
+
+#include <linattn/version.hpp>
+
+#include <Eigen/Core>
+#include <limits>
+#include <optional>
+
+LINATTN_NAMESPACE_BEGIN
+
+/// What becomes of the denominator phi(q).z before it divides. Zero, after the policy, gives output 0.
+struct denominator_policy {
+  enum class kind { none, add, clamp };
+
+  kind how = kind::none;
+  double epsilon = 0;
+
+  /// phi(q).z as it is, and 0/0 = 0: the paper's equation. The default.
+  static constexpr denominator_policy none() noexcept { return {kind::none, 0}; }
+  /// phi(q).z + eps. 1e-6 is what the paper's public implementation does; it is not neutral: with elu + 1 at
+  /// q = k = -10, D = 64, it turns row 0 of a causal output into 0.117 v_0.
+  static constexpr denominator_policy add(double eps) noexcept { return {kind::add, eps}; }
+  /// max(phi(q).z, eps), for signed features.
+  static constexpr denominator_policy clamp(double eps) noexcept { return {kind::clamp, eps}; }
+
+  template <class T>
+  constexpr T operator()(T denominator) const noexcept {
+    switch (how) {
+      case kind::add:
+        return denominator + T(epsilon);
+      case kind::clamp:
+        return denominator < T(epsilon) ? T(epsilon) : denominator;
+      default:
+        return denominator;
+    }
+  }
+};
+
+/// Designators in this order: `{.head_dim = 64, .heads = 8}`. 0 means "not given".
+struct options {
+  Eigen::Index head_dim = 0;     ///< D, coordinates of a query or key of one head; the type's, or required
+  Eigen::Index value_dim = 0;    ///< M, coordinates of a value of one head; default D
+  Eigen::Index heads = 0;        ///< H, query heads; default the type's, or 1
+  Eigen::Index key_heads = 0;    ///< default heads; other counts are refused until heads can share keys
+  Eigen::Index value_heads = 0;  ///< default heads; other counts are refused until heads can share values
+  double query_scale = 1;        ///< multiplies q before the feature map
+  std::optional<bool> normalize =
+      std::nullopt;  ///< divide by phi(q).z; default: yes, except for maps with signed features
+  denominator_policy denominator = denominator_policy::none();
+};
+
+LINATTN_NAMESPACE_END

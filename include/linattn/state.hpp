@@ -1,0 +1,113 @@
+// The recurrent state of one sequence: S and z of every head.
+#pragma once
+
+#include <linattn/detail/checks.hpp>
+#include <linattn/detail/layout.hpp>
+#include <linattn/matrix_view.hpp>
+
+#include <Eigen/Core>
+
+LINATTN_NAMESPACE_BEGIN
+
+namespace detail {
+struct engine_access;
+}
+
+/// S (C, M) and z (C) for every head of ONE sequence, made by `linear_attention::make_state`.
+///
+///   S = sum_j phi(k_j) v_j^T,   z = sum_j phi(k_j)                                          (eqs. 10, 11, 18, 19)
+///
+/// A value: a copy forks the sequence (beam search, prefix caches, snapshots to roll back to), assignment between equal
+/// sizes does not allocate, a moved-from or default-made state is empty and is refused by every verb with a sentence.
+/// One 64-byte aligned slab [head][C][M] with rows padded to whole packets; inline, without heap, where C, M and H are
+/// compile-time constants. Memory: H (C M + C) elements of T plus padding, whatever the number of tokens.
+/// Threads: any number may read one state; writing needs exclusive access.
+///
+/// Entries are sums that never forget under the additive rule: a float entry stops growing at 2^24 additions of one.
+template <class Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
+class state {
+  using layout_type = detail::state_layout<T, Features, ValueDim, Heads>;
+
+ public:
+  using scalar = T;
+  using kv_view = Eigen::Map<row_matrix<T>, Eigen::Unaligned, Eigen::OuterStride<>>;
+  using const_kv_view = Eigen::Map<const row_matrix<T>, Eigen::Unaligned, Eigen::OuterStride<>>;
+  using k_sum_view = Eigen::Map<row_vector<T>>;
+  using const_k_sum_view = Eigen::Map<const row_vector<T>>;
+
+  state() = default;
+
+  Eigen::Index heads() const noexcept { return m_layout.heads; }
+  Eigen::Index features() const noexcept { return m_layout.features; }
+  Eigen::Index value_dim() const noexcept { return m_layout.value_dim; }
+
+  /// Keys absorbed since the state was made or reset.
+  Eigen::Index tokens() const noexcept { return m_tokens; }
+  /// Position of the first key; key number n stands at first_position() + n.
+  Eigen::Index first_position() const noexcept { return m_first_position; }
+
+  /// S of one head (C, M): an unpadded view, writable on a mutable state. Throws for a head that is not there.
+  kv_view kv(Eigen::Index head) {
+    return {head_data(head), features(), value_dim(), Eigen::OuterStride<>(m_layout.row_stride())};
+  }
+  const_kv_view kv(Eigen::Index head) const {
+    return {head_data(head), features(), value_dim(), Eigen::OuterStride<>(m_layout.row_stride())};
+  }
+
+  /// z of one head (C): the sum of its key features. Throws for a head that is not there.
+  k_sum_view k_sum(Eigen::Index head) {
+    static_assert(Rule::normalizes, "linattn: this update rule keeps no sum of keys z, so its state has no k_sum");
+    return {head_data(head) + m_layout.z_offset(), features()};
+  }
+  const_k_sum_view k_sum(Eigen::Index head) const {
+    static_assert(Rule::normalizes, "linattn: this update rule keeps no sum of keys z, so its state has no k_sum");
+    return {head_data(head) + m_layout.z_offset(), features()};
+  }
+
+  /// Back to a state just made, bit for bit; no allocation.
+  void reset() noexcept {
+    std::fill(m_slab.data(), m_slab.data() + m_slab.size(), T(0));
+    m_tokens = 0;
+  }
+
+  /// Appends: what this state has absorbed, then what `later` has. S += S_later, z += z_later, elementwise; equal to
+  /// absorbing both parts in turn, to rounding. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
+  void merge(const state& later) {
+    if (heads() != later.heads() || features() != later.features() || value_dim() != later.value_dim()) {
+      detail::refuse("state::merge", "this state is " + sizes() + ", the later one " + later.sizes());
+    }
+    T* sum = m_slab.data();
+    const T* addend = later.m_slab.data();
+    for (std::size_t i = 0; i < m_slab.size(); ++i) sum[i] += addend[i];
+    m_tokens += later.m_tokens;
+  }
+
+  /// "(H heads, C features, M values)" for messages.
+  std::string sizes() const {
+    return "(" + std::to_string(heads()) + " heads, " + std::to_string(features()) + " features, " +
+           std::to_string(value_dim()) + " values)";
+  }
+
+ private:
+  friend struct detail::engine_access;
+
+  state(const layout_type& layout, Eigen::Index first_position)
+      : m_layout(layout), m_slab(layout.size()), m_first_position(first_position) {}
+
+  const T* head_data(Eigen::Index head) const {
+    if (head < 0 || head >= heads() || m_slab.size() == 0) {
+      detail::refuse("state", "head " + std::to_string(head) + " of a state of " + std::to_string(heads()) + " heads");
+    }
+    return m_slab.data() + head * m_layout.head_stride();
+  }
+  T* head_data(Eigen::Index head) { return const_cast<T*>(std::as_const(*this).head_data(head)); }
+
+  static constexpr Eigen::Index slab_size = layout_type::is_fixed ? layout_type().size() : Eigen::Dynamic;
+
+  layout_type m_layout;
+  detail::slab<T, slab_size> m_slab;
+  Eigen::Index m_tokens = 0;
+  Eigen::Index m_first_position = 0;
+};
+
+LINATTN_NAMESPACE_END

@@ -1,0 +1,68 @@
+// Scratch of the verbs: made once, reused for ever.
+#pragma once
+
+#include <linattn/detail/kernel.hpp>
+#include <linattn/detail/layout.hpp>
+
+LINATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Where the packed block of `tokens` tokens lies: [head][token][C or M] for features and values, a tile of x for maps
+/// that are not elementwise, the two factors of 1 / denominator, and a state for the verbs that are called without one.
+template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads>
+struct workspace_layout {
+  state_layout<T, Features, ValueDim, Heads> state;
+  extent<HeadDim> head_dim;  // D
+
+  constexpr Eigen::Index elements_per_token() const noexcept {
+    return state.heads * (2 * state.feature_stride() + state.row_stride());
+  }
+  constexpr Eigen::Index tokens() const noexcept {
+    return tokens_per_pass<T, micro_block_tokens>(elements_per_token());
+  }
+  constexpr Eigen::Index head_features() const noexcept { return tokens() * state.feature_stride(); }
+  constexpr Eigen::Index head_values() const noexcept { return tokens() * state.row_stride(); }
+  constexpr Eigen::Index queries() const noexcept { return 0; }
+  constexpr Eigen::Index keys() const noexcept { return queries() + round_up(state.heads * head_features(), line<T>); }
+  constexpr Eigen::Index values() const noexcept { return keys() + round_up(state.heads * head_features(), line<T>); }
+  constexpr Eigen::Index tile() const noexcept { return values() + round_up(state.heads * head_values(), line<T>); }
+  constexpr Eigen::Index tile_stride() const noexcept { return round_up(head_dim, line<T>); }
+  constexpr Eigen::Index denominators() const noexcept { return tile() + tokens() * tile_stride(); }
+  constexpr Eigen::Index own_state() const noexcept {
+    return denominators() + round_up(state.heads * tokens(), line<T>);
+  }
+  constexpr Eigen::Index size() const noexcept { return own_state() + state.size(); }
+
+  static constexpr bool is_fixed = state_layout<T, Features, ValueDim, Heads>::is_fixed && HeadDim != Eigen::Dynamic;
+};
+
+}  // namespace detail
+
+/// Scratch for one thread's calls, made by `linear_attention::make_workspace`; its contents mean nothing between calls.
+///
+/// Its size does not depend on the number of tokens: one state, and the features and values of 4 to 32 tokens of all
+/// heads (at most 192 KiB, or four tokens where four need more). Inline, without heap, where D, C, M and H are
+/// compile-time constants. One workspace serves one call at a time; a copy is as good as a new one.
+template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads>
+class workspace {
+  using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads>;
+
+ public:
+  workspace() = default;
+
+  /// Bytes of scratch held.
+  Eigen::Index bytes() const noexcept { return Eigen::Index(m_slab.size() * sizeof(T)); }
+
+ private:
+  friend struct detail::engine_access;
+
+  explicit workspace(const layout_type& layout) : m_layout(layout), m_slab(layout.size()) {}
+
+  static constexpr Eigen::Index slab_size = layout_type::is_fixed ? layout_type().size() : Eigen::Dynamic;
+
+  layout_type m_layout;
+  detail::slab<T, slab_size> m_slab;
+};
+
+LINATTN_NAMESPACE_END
