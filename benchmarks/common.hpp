@@ -129,7 +129,7 @@ struct problem {
 /// the quadratic reference evaluated in double.
 template <class Operator, class T>
 double check_rows(const Operator& attention, const problem<T>& p, bool causal) {
-  constexpr Index block = linattn::detail::micro_block_tokens;
+  constexpr Index block = linattn::detail::causal_block;
   std::set<std::pair<Index, Index>> rows = {
       {0, 0}, {std::min(block - 1, p.n - 1), 0}, {std::min(block, p.n - 1), p.h - 1}, {p.n - 1, p.h - 1}, {p.n - 1, 0}};
   for (Index i = 0; rows.size() < 16 && i < 64; ++i) rows.insert({(i * 7919 + 31) % p.n, i % p.h});

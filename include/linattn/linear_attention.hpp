@@ -136,7 +136,6 @@ class linear_attention {
   using T = accumulator_type;
   using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads>;
   using access = detail::engine_access;
-  static constexpr Eigen::Index B = detail::micro_block_tokens;
 
   detail::engine<FeatureMap, T, layout_type> engine() const noexcept {
     return {m_map, m_layout, m_query_scale, m_policy, m_normalizes};

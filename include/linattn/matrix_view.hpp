@@ -128,15 +128,15 @@ class matrix_view {
  private:
   void check() const {
     if (m_rows < 0 || m_cols < 0) {
-      detail::refuse("matrix_view", "a size is negative: " + detail::shape_text(m_rows, m_cols));
+      detail::refuse("matrix_view", "a size is negative: ", detail::shape_text(m_rows, m_cols));
     }
     if (m_data == nullptr && m_rows > 0 && m_cols > 0) {
-      detail::refuse("matrix_view", "a null pointer cannot hold " + detail::shape_text(m_rows, m_cols));
+      detail::refuse("matrix_view", "a null pointer cannot hold ", detail::shape_text(m_rows, m_cols));
     }
     const Eigen::Index distance = m_row_stride < 0 ? -m_row_stride : m_row_stride;
     if (!std::is_const_v<T> && m_rows > 1 && distance < m_cols) {
-      detail::refuse("matrix_view", "rows of an output overlap: row stride " + std::to_string(m_row_stride) + " for " +
-                                        std::to_string(m_cols) + " columns");
+      detail::refuse("matrix_view", "rows of an output overlap: row stride ", m_row_stride, " for ", m_cols,
+                     " columns");
     }
   }
 

@@ -34,10 +34,10 @@ LINATTN_NAMESPACE_BEGIN
 
 /// What a reference is asked for: designators in this order.
 struct reference_options {
-  Eigen::Index heads = 1;               ///< H, packed side by side in the columns
-  bool causal = false;                  ///< row i sees keys 0 ... i (eq. 8); needs as many keys as queries
-  std::optional<double> scale = {};     ///< multiplies q before the similarity; default 1/sqrt(D) for softmax, else 1
-  bool normalize = true;                ///< divide by the sum of the weights; kernel_attention only
+  Eigen::Index heads = 1;            ///< H, packed side by side in the columns
+  bool causal = false;               ///< row i sees keys 0 ... i (eq. 8); needs as many keys as queries
+  std::optional<double> scale = {};  ///< multiplies q before the similarity; default 1/sqrt(D) for softmax, else 1
+  bool normalize = true;             ///< divide by the sum of the weights; kernel_attention only
   denominator_policy denominator = denominator_policy::none();  ///< what guards that sum; kernel_attention only
   std::span<const bool> key_mask = {};  ///< one entry a key, for all heads: true = keep; empty = keep all
 };
@@ -109,8 +109,8 @@ class feature_similarity {
                   "linattn: a similarity of two vectors has no position to give to this feature map; pass the map "
                   "itself to kernel_attention or attention_weights");
     detail::check_feature_map_members<Map, T>();
-    const row_vector<T> x_q = q;  // (1, D)
-    const row_vector<T> x_k = k;  // (1, D)
+    const row_vector<T> x_q = q;                                                  // (1, D)
+    const row_vector<T> x_k = k;                                                  // (1, D)
     row_vector<T> phi_q(static_cast<Eigen::Index>(m_map.dimension(x_q.size())));  // (1, C)
     row_vector<T> phi_k(phi_q.size());                                            // (1, C)
     detail::map_row<true>(m_map, x_q.data(), x_q.size(), phi_q.data(), phi_q.size(), {});

@@ -11,7 +11,12 @@ LINATTN_NAMESPACE_BEGIN
 
 namespace detail {
 struct engine_access;
+
+/// What a state must agree on, for messages.
+inline std::string state_sizes(Eigen::Index heads, Eigen::Index features, Eigen::Index value_dim) {
+  return sentence("(", heads, " heads, ", features, " features, ", value_dim, " values)");
 }
+}  // namespace detail
 
 /// S (C, M) and z (C) for every head of ONE sequence, made by `linear_attention::make_state`.
 ///
@@ -74,7 +79,7 @@ class state {
   /// absorbing both parts in turn, to rounding. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
   void merge(const state& later) {
     if (heads() != later.heads() || features() != later.features() || value_dim() != later.value_dim()) {
-      detail::refuse("state::merge", "this state is " + sizes() + ", the later one " + later.sizes());
+      detail::refuse("state::merge", "this state is ", sizes(), ", the later one ", later.sizes());
     }
     T* sum = m_slab.data();
     const T* addend = later.m_slab.data();
@@ -83,10 +88,7 @@ class state {
   }
 
   /// "(H heads, C features, M values)" for messages.
-  std::string sizes() const {
-    return "(" + std::to_string(heads()) + " heads, " + std::to_string(features()) + " features, " +
-           std::to_string(value_dim()) + " values)";
-  }
+  std::string sizes() const { return detail::state_sizes(heads(), features(), value_dim()); }
 
  private:
   friend struct detail::engine_access;
@@ -96,7 +98,7 @@ class state {
 
   const T* head_data(Eigen::Index head) const {
     if (head < 0 || head >= heads() || m_slab.size() == 0) {
-      detail::refuse("state", "head " + std::to_string(head) + " of a state of " + std::to_string(heads()) + " heads");
+      detail::refuse("state", "head ", head, " of a state of ", heads(), " heads");
     }
     return m_slab.data() + head * m_layout.head_stride();
   }

@@ -18,9 +18,7 @@ struct workspace_layout {
   constexpr Eigen::Index elements_per_token() const noexcept {
     return state.heads * (2 * state.feature_stride() + state.row_stride());
   }
-  constexpr Eigen::Index tokens() const noexcept {
-    return tokens_per_pass<T, micro_block_tokens>(elements_per_token());
-  }
+  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T, widest_block>(elements_per_token()); }
   constexpr Eigen::Index head_features() const noexcept { return tokens() * state.feature_stride(); }
   constexpr Eigen::Index head_values() const noexcept { return tokens() * state.row_stride(); }
   constexpr Eigen::Index queries() const noexcept { return 0; }
@@ -41,8 +39,8 @@ struct workspace_layout {
 
 /// Scratch for one thread's calls, made by `linear_attention::make_workspace`; its contents mean nothing between calls.
 ///
-/// Its size does not depend on the number of tokens: one state, and the features and values of 4 to 32 tokens of all
-/// heads (at most 192 KiB, or four tokens where four need more). Inline, without heap, where D, C, M and H are
+/// Its size does not depend on the number of tokens: one state, and the features and values of 8 to 32 tokens of all
+/// heads (at most 192 KiB, or eight tokens where eight need more). Inline, without heap, where D, C, M and H are
 /// compile-time constants. One workspace serves one call at a time; a copy is as good as a new one.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads>
 class workspace {

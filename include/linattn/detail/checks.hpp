@@ -21,19 +21,31 @@
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// Throws std::invalid_argument("linattn::<function>: <sentence>"); prints it and aborts where exceptions are off.
-[[noreturn]] inline void refuse(const char* function, const std::string& sentence) {
-  const std::string text = std::string("linattn::") + function + ": " + sentence;
+inline void append(std::string& text, const char* part) { text += part; }
+inline void append(std::string& text, const std::string& part) { text += part; }
+inline void append(std::string& text, Eigen::Index part) { text += std::to_string(part); }
+inline void append(std::string& text, double part) { text += std::to_string(part); }
+
+/// A sentence from its parts: strings and numbers.
+template <class... Parts>
+std::string sentence(const Parts&... parts) {
+  std::string text;
+  (append(text, parts), ...);
+  return text;
+}
+
+inline std::string shape_text(Eigen::Index rows, Eigen::Index cols) { return sentence("(", rows, ", ", cols, ")"); }
+
+/// Throws std::invalid_argument("linattn::<function>: <parts>"); prints it and aborts where exceptions are off.
+template <class... Parts>
+[[noreturn]] void refuse(const char* function, const Parts&... parts) {
+  const std::string text = sentence("linattn::", function, ": ", parts...);
 #if defined(__cpp_exceptions) || defined(_CPPUNWIND)
   throw std::invalid_argument(text);
 #else
   std::fputs((text + "\n").c_str(), stderr);
   std::abort();
 #endif
-}
-
-inline std::string shape_text(Eigen::Index rows, Eigen::Index cols) {
-  return "(" + std::to_string(rows) + ", " + std::to_string(cols) + ")";
 }
 
 }  // namespace detail

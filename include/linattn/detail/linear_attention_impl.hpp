@@ -16,20 +16,15 @@ namespace detail {
 
 /// The size an option and the type together say: `given` (0: not given), the type's constant, else `fallback`.
 inline Eigen::Index agree(const char* name, Eigen::Index given, Eigen::Index constant, Eigen::Index fallback) {
-  if (given < 0)
-    refuse("linear_attention", std::string(name) + " is " + std::to_string(given) + ", it must be at least 1");
-  if (constant != Eigen::Dynamic) {
-    if (given != 0 && given != constant) {
-      refuse("linear_attention", std::string(name) + " is " + std::to_string(given) + " in the options, but " +
-                                     std::to_string(constant) + " in the type");
-    }
-    return constant;
+  if (given < 0) refuse("linear_attention", name, " is ", given, ", it must be at least 1");
+  if (constant != Eigen::Dynamic && given != 0 && given != constant) {
+    refuse("linear_attention", name, " is ", given, " in the options, but ", constant, " in the type");
   }
+  if (constant != Eigen::Dynamic) return constant;
   const Eigen::Index size = given == 0 ? fallback : given;
   if (size < 1) {
-    refuse(
-        "linear_attention",
-        std::string(name) + " is not given, it must be at least 1: linear_attention<...> attn({." + name + " = 64})");
+    refuse("linear_attention", name, " is not given, it must be at least 1: linear_attention<...> attn({.", name,
+           " = 64})");
   }
   return size;
 }
@@ -54,33 +49,30 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
   const Eigen::Index heads = detail::agree("heads", o.heads, Heads, 1);
   for (const Eigen::Index shared : {o.key_heads, o.value_heads}) {
     if (shared != 0 && shared != heads) {
-      detail::refuse(name, "key_heads is " + std::to_string(o.key_heads) + " and value_heads is " +
-                               std::to_string(o.value_heads) + " for " + std::to_string(heads) +
-                               " heads; heads cannot share keys or values yet, leave both out");
+      detail::refuse(name, "key_heads is ", o.key_heads, " and value_heads is ", o.value_heads, " for ", heads,
+                     " heads; heads cannot share keys or values yet, leave both out");
     }
   }
   if constexpr (requires { m_map.head_dim(); }) {
     if (m_map.head_dim() != head_dim) {
-      detail::refuse(name, "the feature map was made for head_dim " + std::to_string(m_map.head_dim()) +
-                               ", the operator has head_dim " + std::to_string(head_dim));
+      detail::refuse(name, "the feature map was made for head_dim ", Eigen::Index(m_map.head_dim()),
+                     ", the operator has head_dim ", head_dim);
     }
   }
   const Eigen::Index features = Features != Eigen::Dynamic ? Features : Eigen::Index(m_map.dimension(head_dim));
   if (features < 1) {
-    detail::refuse(name, "the feature map has dimension(" + std::to_string(head_dim) +
-                             ") = " + std::to_string(features) + ", it must be at least 1");
+    detail::refuse(name, "the feature map has dimension(", head_dim, ") = ", features, ", it must be at least 1");
   }
   if (!std::isfinite(o.query_scale)) detail::refuse(name, "query_scale is not a finite number");
-  if (o.denominator.how != denominator_policy::kind::none &&
-      !(o.denominator.epsilon > 0 && std::isfinite(o.denominator.epsilon))) {
-    detail::refuse(name, "the denominator's epsilon is " + std::to_string(o.denominator.epsilon) +
-                             ", it must be a positive finite number");
+  const double epsilon = o.denominator.epsilon;
+  if (o.denominator.how != denominator_policy::kind::none && !(epsilon > 0 && std::isfinite(epsilon))) {
+    detail::refuse(name, "the denominator's epsilon is ", epsilon, ", it must be a positive finite number");
   }
-  // A state of H (C + 1) (M + padding) entries must be countable.
-  const double entries = double(heads) * (double(features) + 64) * (double(value_dim) + 64);
-  if (entries > double(std::numeric_limits<Eigen::Index>::max() / 64)) {
-    detail::refuse(name, "a state of " + std::to_string(heads) + " heads, " + std::to_string(features) +
-                             " features and " + std::to_string(value_dim) + " values is beyond the address space");
+  // Every entry of a state must be countable.
+  if (double(heads) * (double(features) + 64) * (double(value_dim) + 64) >
+      double(std::numeric_limits<Eigen::Index>::max() / 64)) {
+    detail::refuse(name, "a state of ", detail::state_sizes(heads, features, value_dim),
+                   " is beyond the address space");
   }
   m_layout.head_dim = detail::extent<HeadDim>(head_dim);
   m_layout.state.features = detail::extent<Features>(features);
@@ -99,9 +91,9 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols,
                                Eigen::Index want_rows, Eigen::Index dim, const char* dim_name) const {
   if (rows == want_rows && cols == heads() * dim) return;
-  detail::refuse(function, std::string(name) + " is " + detail::shape_text(rows, cols) + ", expected " +
-                               detail::shape_text(want_rows, heads() * dim) + ": (tokens, heads * " + dim_name + " = " +
-                               std::to_string(heads()) + " * " + std::to_string(dim) + ")");
+  detail::refuse(function, name, " is ", detail::shape_text(rows, cols), ", expected ",
+                 detail::shape_text(want_rows, heads() * dim), ": (tokens, heads * ", dim_name, " = ", heads(), " * ",
+                 dim, ")");
 }
 
 LINATTN_MEMBER
@@ -112,18 +104,16 @@ bool LINATTN_OPERATOR::fits(const state_type& s) const noexcept {
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_state(const char* function, const state_type& s) const {
   if (fits(s)) return;
-  const std::string mine = "(" + std::to_string(heads()) + " heads, " + std::to_string(features()) + " features, " +
-                           std::to_string(value_dim()) + " values)";
-  detail::refuse(function, access::is_empty(s) ? "the state is empty (default-made or moved from), expected " + mine
-                                               : "the state is " + s.sizes() + ", expected " + mine);
+  detail::refuse(function, "the state is ", access::is_empty(s) ? "empty (default-made or moved from)" : s.sizes(),
+                 ", expected ", detail::state_sizes(heads(), features(), value_dim()));
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_workspace(const char* function, workspace_type& ws) const {
   const auto size = Eigen::Index(access::slab(ws).size());
   if (size == m_layout.size()) return;
-  detail::refuse(function, "the workspace holds " + std::to_string(size) + " elements, expected " +
-                               std::to_string(m_layout.size()) + ": take it from this operator's make_workspace()");
+  detail::refuse(function, "the workspace holds ", size, " elements, expected ", m_layout.size(),
+                 ": take it from this operator's make_workspace()");
 }
 
 LINATTN_MEMBER
@@ -151,8 +141,9 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out,
                                    workspace_type& ws) const {
   T* const scratch = access::slab(ws).data();
-  engine().template pass<B, false, true>(k.rows(), slab, {}, k, v, {}, position, scratch);
-  engine().template pass<B, true, false>(q.rows(), slab, q, {}, {}, out, position + k.rows() - q.rows(), scratch);
+  engine().template pass<detail::half_block, false, true>(k.rows(), slab, {}, k, v, {}, position, scratch);
+  engine().template pass<detail::half_block, true, false>(q.rows(), slab, q, {}, {}, out,
+                                                          position + k.rows() - q.rows(), scratch);
 }
 
 LINATTN_MEMBER
@@ -189,15 +180,16 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, output out, workspace_type& ws) const {
   require_bulk("forward_causal", q, k, v, out, ws, true);
   require_state("forward_causal", s);
-  engine().template pass<B, true, true>(q.rows(), access::data(s), q, k, v, out, s.first_position() + s.tokens(),
-                                        access::slab(ws).data());
+  engine().template pass<detail::causal_block, true, true>(q.rows(), access::data(s), q, k, v, out,
+                                                           s.first_position() + s.tokens(), access::slab(ws).data());
   access::add_tokens(s, k.rows());
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::forward_causal(input q, input k, input v, output out, workspace_type& ws) const {
   require_bulk("forward_causal", q, k, v, out, ws, true);
-  engine().template pass<B, true, true>(q.rows(), own_state(ws), q, k, v, out, 0, access::slab(ws).data());
+  engine().template pass<detail::causal_block, true, true>(q.rows(), own_state(ws), q, k, v, out, 0,
+                                                           access::slab(ws).data());
 }
 
 LINATTN_MEMBER
@@ -222,8 +214,8 @@ void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, workspace_type& w
   require("absorb", "v", v.rows(), v.cols(), k.rows(), value_dim(), "value_dim");
   require_state("absorb", s);
   require_workspace("absorb", ws);
-  engine().template pass<B, false, true>(k.rows(), access::data(s), {}, k, v, {}, s.first_position() + s.tokens(),
-                                         access::slab(ws).data());
+  engine().template pass<detail::half_block, false, true>(k.rows(), access::data(s), {}, k, v, {},
+                                                          s.first_position() + s.tokens(), access::slab(ws).data());
   access::add_tokens(s, k.rows());
 }
 
@@ -244,9 +236,9 @@ void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_
   require_state("read", s);
   require_workspace("read", ws);
   LINATTN_ASSERT(!detail::overlap(out, q) && "linattn: the output overlaps an input");
-  engine().template pass<B, true, false>(q.rows(), access::data(s), q, {}, {}, out,
-                                         s.first_position() + s.tokens() - q.rows(), access::slab(ws).data(),
-                                         denominators);
+  engine().template pass<detail::half_block, true, false>(q.rows(), access::data(s), q, {}, {}, out,
+                                                          s.first_position() + s.tokens() - q.rows(),
+                                                          access::slab(ws).data(), denominators);
 }
 
 LINATTN_MEMBER

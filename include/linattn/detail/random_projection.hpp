@@ -50,8 +50,8 @@ LINATTN_INLINE T squared_norm(const T* x, Eigen::Index n) {
   return sum(squares);
 }
 
-/// u (R, m) = x (R, D) W^T for `Rows` rows and `Packets` registers of columns, of which `columns` are stored. W^T (D, m)
-/// has zero-padded rows `stride` apart. Every u is one chain of fused multiply-adds over D, whatever the blocking.
+/// u (R, m) = x (R, D) W^T for `Rows` rows and `Packets` registers of columns, of which `columns` are stored. W^T (D,
+/// m) has zero-padded rows `stride` apart. Every u is one chain of fused multiply-adds over D, whatever the blocking.
 template <Eigen::Index Rows, Eigen::Index Packets, class T>
 LINATTN_INLINE void project_block(const T* x, Eigen::Index x_stride, Eigen::Index head_dim, const T* w,
                                   Eigen::Index stride, T* u, Eigen::Index u_stride, Eigen::Index columns) {
@@ -65,9 +65,8 @@ LINATTN_INLINE void project_block(const T* x, Eigen::Index x_stride, Eigen::Inde
     unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { weights[p] = P::load(w + d * stride + p * P::size); });
     unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
       const P coordinate = P::broadcast(x + r * x_stride + d);
-      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-        product[r][p] = fma(coordinate, weights[p], product[r][p]);
-      });
+      unroll<Packets>([&](auto p)
+                          LINATTN_INLINE_LAMBDA { product[r][p] = fma(coordinate, weights[p], product[r][p]); });
     });
   }
   unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
@@ -144,7 +143,6 @@ class random_projection {
     project(x.data(), x.outerStride(), x.rows(), m_head_dim, m_weights->data(), m_stride, u.data(), u.outerStride(),
             m_rows);
   }
-
 
  private:
   static constexpr std::uint64_t stream_of_directions = 0;

@@ -1,4 +1,5 @@
-// Trigonometric random features: signed, so normalised they can have denominators <= 0 (40 % of rows at N(0, 1), D = 64).
+// Trigonometric random features: signed, so normalised they can have denominators <= 0 (40 % of rows at N(0, 1), D =
+// 64).
 #pragma once
 
 #include <linattn/detail/random_projection.hpp>
@@ -71,8 +72,8 @@ LINATTN_INLINE sine_and_cosine<T> sincos(const packet<T>& u) {
     c = fma(c, z, P(T(-0.0013888888888888879)));
     c = fma(c, z, P(T(0.041666666666666664)));
   }
-  const P sine = fma(h * z, s, h);                             // sin h
-  const P cosine = fma(z, fma(z, c, P(T(-0.5))), P(T(1)));     // cos h
+  const P sine = fma(h * z, s, h);                          // sin h
+  const P cosine = fma(z, fma(z, c, P(T(-0.5))), P(T(1)));  // cos h
   const P twice = sine + sine;
   return {twice * cosine, fma(sine * P(T(-2)), sine, P(T(1)))};
 }
