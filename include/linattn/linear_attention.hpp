@@ -69,6 +69,9 @@ class linear_attention {
         UpdateRule::decay;
       },
       "linattn: the second template argument must be an update rule, such as linattn::additive; Scalar is the third");
+  static_assert(UpdateRule::decay == decay_kind::none && !UpdateRule::corrects && UpdateRule::writes == 1 &&
+                    UpdateRule::reads_after_write && UpdateRule::normalizes,
+                "linattn: this update rule decays, corrects or reads before it writes; only additive rules are built");
   static_assert(detail::check_feature_map_members<FeatureMap, accumulator_t<Scalar>>());
   static constexpr Eigen::Index Features = detail::features_at_compile_time<FeatureMap, HeadDim>;
 

@@ -8,6 +8,16 @@ LINATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
+/// Tokens packed at once: as many as keep the packed block of all heads within a share of L2, widest_block to
+/// most_tokens. A function of the shapes alone; it moves no rounding, because the kernel's block is smaller.
+template <class T>
+constexpr Eigen::Index tokens_per_pass(Eigen::Index elements_per_token) noexcept {
+  constexpr Eigen::Index budget = Eigen::Index(192 * 1024 / sizeof(T));
+  Eigen::Index tokens = most_tokens;
+  while (tokens > widest_block && tokens * elements_per_token > budget) tokens /= 2;
+  return tokens;
+}
+
 /// Where the packed block of `tokens` tokens lies: [head][token][C or M] for features and values, a tile of x for maps
 /// that are not elementwise, the two factors of 1 / denominator, and a state for the verbs that are called without one.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads>
@@ -18,7 +28,7 @@ struct workspace_layout {
   constexpr Eigen::Index elements_per_token() const noexcept {
     return state.heads * (2 * state.feature_stride() + state.row_stride());
   }
-  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T, widest_block>(elements_per_token()); }
+  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T>(elements_per_token()); }
   constexpr Eigen::Index head_features() const noexcept { return tokens() * state.feature_stride(); }
   constexpr Eigen::Index head_values() const noexcept { return tokens() * state.row_stride(); }
   constexpr Eigen::Index queries() const noexcept { return 0; }

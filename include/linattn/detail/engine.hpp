@@ -59,8 +59,9 @@ struct engine {
   void pass(Eigen::Index tokens, T* state, const matrix_view<const T>& q, const matrix_view<const T>& k,
             const matrix_view<const T>& v, const matrix_view<T>& out, Eigen::Index position, T* scratch,
             const matrix_view<T>& denominators_out = {}) const {
-    if (normalizes || denominators_out.rows() > 0) {
-      pass_rows<B, Reads, Writes, true>(tokens, state, q, k, v, out, position, scratch, denominators_out);
+    // Writing alone has no denominators, whatever the operator's choice.
+    if (Reads && (normalizes || denominators_out.rows() > 0)) {
+      pass_rows<B, Reads, Writes, Reads>(tokens, state, q, k, v, out, position, scratch, denominators_out);
     } else {
       pass_rows<B, Reads, Writes, false>(tokens, state, q, k, v, out, position, scratch, denominators_out);
     }
@@ -90,8 +91,8 @@ struct engine {
       for (Eigen::Index h = 0; h < layout.state.heads; ++h) {
         const head_block<T> head{queries + h * layout.head_features(), keys + h * layout.head_features(),
                                  values + h * layout.head_values()};
-        one_head<B, Reads, Writes, Normalizes>(blocks, head, state + h * layout.state.head_stride(),
-                                               denominators + h * layout.tokens());
+        attend_head<B, Reads, Writes, Normalizes>(layout.state, blocks, head, state + h * layout.state.head_stride(),
+                                                  denominators + h * layout.tokens());
       }
       if constexpr (Reads) {
         if (normalizes) {
@@ -108,27 +109,6 @@ struct engine {
         }
       }
     }
-  }
-
-  /// `blocks` micro-blocks of one head against its S and z.
-  template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes>
-  void one_head(Eigen::Index blocks, const head_block<T>& head, T* S, T* denominators) const {
-    constexpr Eigen::Index most_blocks = 32 / B;
-    alignas(slab_alignment) T products[most_blocks * B * B];
-    T* const z = S + layout.state.z_offset();
-    const Eigen::Index stride = layout.state.feature_stride();
-    for (Eigen::Index b = 0; b < blocks; ++b) {
-      const head_block<T> block{head.q + b * B * stride, head.k + b * B * stride, nullptr};
-      if constexpr (Reads && Writes) {
-        block_products<B, Normalizes>(layout.state, block, z, products + b * B * B, denominators + b * B);
-      } else {
-        for (Eigen::Index i = 0; i < B; ++i) {
-          if constexpr (Writes) accumulate(stride, block.k + i * stride, z);
-          if constexpr (Reads && Normalizes) denominators[b * B + i] = dot(stride, block.q + i * stride, z);
-        }
-      }
-    }
-    head_pass<B, Reads, Writes>(layout.state, blocks, head, products, S);
   }
 };
 

@@ -23,6 +23,9 @@ inline constexpr Eigen::Index causal_block = 4;
 inline constexpr Eigen::Index half_block = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
 inline constexpr Eigen::Index widest_block = 8;
 
+/// Tokens of one packing pass at most.
+inline constexpr Eigen::Index most_tokens = 32;
+
 /// The packed rows of one head: token i has q + i * feature_stride (C), k likewise, v + i * value_stride (M).
 template <class T>
 struct head_block {
@@ -161,6 +164,27 @@ LINATTN_INLINE void head_pass(const Layout& layout, Eigen::Index blocks, const h
     for (; m + 2 * size <= columns; m += 2 * size) panel(std::integral_constant<Eigen::Index, 2>(), m);
   }
   for (; m < columns; m += size) panel(std::integral_constant<Eigen::Index, 1>(), m);
+}
+
+/// `blocks` micro-blocks of one head against its S (C, M) and the z (C) behind it; denominators one a token.
+/// Instantiated per scalar, shape and form, never per feature map.
+template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes, class T, class Layout>
+void attend_head(const Layout& layout, Eigen::Index blocks, const head_block<T>& head, T* S, T* denominators) {
+  alignas(slab_alignment) T products[most_tokens * B];  // B x B a block
+  T* const z = S + layout.z_offset();
+  const Eigen::Index stride = layout.feature_stride();
+  for (Eigen::Index b = 0; b < blocks; ++b) {
+    const head_block<T> block{head.q + b * B * stride, head.k + b * B * stride, nullptr};
+    if constexpr (Reads && Writes) {
+      block_products<B, Normalizes>(layout, block, z, products + b * B * B, denominators + b * B);
+    } else {
+      for (Eigen::Index i = 0; i < B; ++i) {
+        if constexpr (Writes) accumulate(stride, block.k + i * stride, z);
+        if constexpr (Reads && Normalizes) denominators[b * B + i] = dot(stride, block.q + i * stride, z);
+      }
+    }
+  }
+  head_pass<B, Reads, Writes>(layout, blocks, head, products, S);
 }
 
 }  // namespace detail

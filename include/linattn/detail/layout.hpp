@@ -92,15 +92,5 @@ struct state_layout {
   static constexpr bool is_fixed = Features != Eigen::Dynamic && ValueDim != Eigen::Dynamic && Heads != Eigen::Dynamic;
 };
 
-/// Tokens packed at once: as many as keep the packed block of all heads within a share of L2, Block to 32. A function
-/// of the shapes alone; it moves no rounding, because the kernel's block is smaller.
-template <class T, Eigen::Index Block>
-constexpr Eigen::Index tokens_per_pass(Eigen::Index elements_per_token) noexcept {
-  constexpr Eigen::Index budget = Eigen::Index(192 * 1024 / sizeof(T));
-  Eigen::Index tokens = 32;
-  while (tokens > Block && tokens * elements_per_token > budget) tokens /= 2;
-  return tokens;
-}
-
 }  // namespace detail
 LINATTN_NAMESPACE_END

@@ -66,7 +66,8 @@ void check_reference(const char* function, const Q& q, const K& k, const V& v, c
   }
   const auto entries = static_cast<Eigen::Index>(options.key_mask.size());
   if (entries != 0 && entries != k.rows()) {
-    refuse(function, "key_mask has " + std::to_string(entries) + " entries but " + shape("k", k) + "; every key needs one");
+    refuse(function,
+           "key_mask has " + std::to_string(entries) + " entries but " + shape("k", k) + "; every key needs one");
   }
 }
 
@@ -80,9 +81,10 @@ constexpr void check_similarity() {
   if constexpr (has_dimension<Similarity>) {
     check_feature_map_members<Similarity, Eval>();
   } else {
-    static_assert(std::is_invocable_v<const Similarity&, const row&, const row&>,
-                  "linattn: the first argument must be a similarity, callable on two row vectors of D coordinates as in "
-                  "[](const auto& q, const auto& k) { return std::exp(q.dot(k)); }, or a feature map");
+    static_assert(
+        std::is_invocable_v<const Similarity&, const row&, const row&>,
+        "linattn: the first argument must be a similarity, callable on two row vectors of D coordinates as in "
+        "[](const auto& q, const auto& k) { return std::exp(q.dot(k)); }, or a feature map");
   }
 }
 

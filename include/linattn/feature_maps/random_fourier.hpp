@@ -27,8 +27,7 @@ struct sine_and_cosine {
   packet<T> cosine;
 };
 
-/// sin u and cos u to about 2 ulp of 1 beside the rounding of u itself; both within [-1, 1] up to rounding, whatever u
-/// is, and NaN kept.
+/// sin u and cos u to 5 epsilon, u taken as exact; within [-1, 1] up to rounding for every u, and NaN kept.
 ///
 ///   h = (u - 2 pi n) / 2,  |h| <= pi / 2        sin u = 2 sin h cos h        cos u = 1 - 2 sin^2 h
 ///
@@ -40,7 +39,7 @@ LINATTN_INLINE sine_and_cosine<T> sincos(const packet<T>& u) {
   constexpr bool single = std::is_same_v<T, float>;
   const P n = floor(fma(u, P(T(0.15915494309189533577)), P(T(0.5))));
   const P high = fma(n, P(single ? T(-6.28125) : T(-6.283185243606567)), u);
-  const P turn = fma(n, P(single ? T(-0.0019353071795864769) : T(6.3573019094112787e-08)), high);
+  const P turn = fma(n, P(single ? T(-0.0019353071795864769) : T(-6.3573019094112787e-08)), high);
   const P h = min(max(turn * P(T(0.5)), P(T(-1.6))), P(T(1.6)));
   const P z = h * h;
   P s;
@@ -161,9 +160,10 @@ class random_fourier {
 
  private:
   static Eigen::Index directions(Eigen::Index features) {
+    const std::string given = "features is " + std::to_string(features);
+    if (features < 1) detail::refuse("random_fourier", given + "; at least 2 are needed");
     if (features % 2 != 0) {
-      detail::refuse("random_fourier", "features is " + std::to_string(features) +
-                                           "; cosines and sines come in pairs, so it must be even");
+      detail::refuse("random_fourier", given + "; cosines and sines come in pairs, so it must be even");
     }
     return features / 2;
   }
