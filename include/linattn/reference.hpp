@@ -109,10 +109,10 @@ class feature_similarity {
                   "linattn: a similarity of two vectors has no position to give to this feature map; pass the map "
                   "itself to kernel_attention or attention_weights");
     detail::check_feature_map_members<Map, T>();
-    const row_vector<T> x_q = q;                                                  // (1, D)
-    const row_vector<T> x_k = k;                                                  // (1, D)
-    row_vector<T> phi_q(static_cast<Eigen::Index>(m_map.dimension(x_q.size())));  // (1, C)
-    row_vector<T> phi_k(phi_q.size());                                            // (1, C)
+    const row_vector<T> x_q = q;                                                        // (1, D)
+    const row_vector<T> x_k = k;                                                        // (1, D)
+    row_vector<T> phi_q(detail::features_of("feature_similarity", m_map, x_q.size()));  // (1, C)
+    row_vector<T> phi_k(phi_q.size());                                                  // (1, C)
     detail::map_row<true>(m_map, x_q.data(), x_q.size(), phi_q.data(), phi_q.size(), {});
     detail::map_row<false>(m_map, x_k.data(), x_k.size(), phi_k.data(), phi_k.size(), {});
     return detail::row_dot(phi_q.data(), phi_k.data(), phi_q.size());

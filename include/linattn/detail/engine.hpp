@@ -56,9 +56,9 @@ struct engine {
   /// time; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's bits do not
   /// depend on what follows it.
   template <Eigen::Index B, bool Reads, bool Writes>
-  void pass(Eigen::Index tokens, T* state, const matrix_view<const T>& q, const matrix_view<const T>& k,
-            const matrix_view<const T>& v, const matrix_view<T>& out, Eigen::Index position, T* scratch,
-            const matrix_view<T>& denominators_out = {}) const {
+  void pass(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
+            const matrix_view<const T>& k, const matrix_view<const T>& v, const matrix_view<T>& out,
+            Eigen::Index position, T* scratch, const matrix_view<T>& denominators_out = {}) const {
     // Writing alone has no denominators, whatever the operator's choice.
     if (Reads && (normalizes || denominators_out.rows() > 0)) {
       pass_rows<B, Reads, Writes, Reads>(tokens, state, q, k, v, out, position, scratch, denominators_out);
@@ -69,9 +69,9 @@ struct engine {
 
  private:
   template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes>
-  void pass_rows(Eigen::Index tokens, T* state, const matrix_view<const T>& q, const matrix_view<const T>& k,
-                 const matrix_view<const T>& v, const matrix_view<T>& out, Eigen::Index position, T* scratch,
-                 const matrix_view<T>& denominators_out) const {
+  void pass_rows(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
+                 const matrix_view<const T>& k, const matrix_view<const T>& v, const matrix_view<T>& out,
+                 Eigen::Index position, T* scratch, const matrix_view<T>& denominators_out) const {
     T* const queries = scratch + layout.queries();            // (H, T, C)
     T* const keys = scratch + layout.keys();                  // (H, T, C)
     T* const values = scratch + layout.values();              // (H, T, M)

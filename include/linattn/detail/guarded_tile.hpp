@@ -20,6 +20,9 @@ class guarded_tile {
 
   T* row(Eigen::Index r) { return m_memory.data() + (r + 1) * m_stride; }
   const T* row(Eigen::Index r) const { return m_memory.data() + (r + 1) * m_stride; }
+  /// Element i in row-major order.
+  const T& operator[](Eigen::Index i) const { return row(i / m_cols)[i % m_cols]; }
+  Eigen::Index size() const { return m_rows * m_cols; }
   Eigen::Index rows() const { return m_rows; }
   Eigen::Index cols() const { return m_cols; }
   void fill(T value) { std::fill(m_memory.begin(), m_memory.end(), value); }

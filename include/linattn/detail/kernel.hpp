@@ -26,6 +26,10 @@ inline constexpr Eigen::Index widest_block = 8;
 /// Tokens of one packing pass at most.
 inline constexpr Eigen::Index most_tokens = 32;
 
+/// A pass that only reads leaves the state const.
+template <bool Writes, class T>
+using state_pointer = std::conditional_t<Writes, T*, const T*>;
+
 /// The packed rows of one head: token i has q + i * feature_stride (C), k likewise, v + i * value_stride (M).
 template <class T>
 struct head_block {
@@ -37,7 +41,8 @@ struct head_block {
 /// One micro-block against `Packets` packets of value columns. S (C, Packets) with rows `layout.row_stride()` apart;
 /// products (B, B), lower triangle; values are read from, and outputs written to, rows of v `value_stride` apart.
 template <Eigen::Index B, Eigen::Index Packets, bool Reads, bool Writes, class T, class Layout>
-LINATTN_INLINE void micro_block(const Layout& layout, const head_block<T>& block, const T* products, T* S) {
+LINATTN_INLINE void micro_block(const Layout& layout, const head_block<T>& block, const T* products,
+                                state_pointer<Writes, T> S) {
   using P = packet<T>;
   const Eigen::Index feature_stride = layout.feature_stride();
   const Eigen::Index row_stride = layout.row_stride();
@@ -55,7 +60,7 @@ LINATTN_INLINE void micro_block(const Layout& layout, const head_block<T>& block
   });
   for (Eigen::Index c = 0; c < layout.features; ++c) {
     P row[Packets];
-    T* const address = S + c * row_stride;
+    const auto address = S + c * row_stride;
     unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load(address + p * P::size); });
     if constexpr (Reads) {
       unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
@@ -147,7 +152,7 @@ LINATTN_INLINE void accumulate(Eigen::Index padded_size, const T* k, T* z) {
 /// the blocks go by. products: B x B of each block in turn.
 template <Eigen::Index B, bool Reads, bool Writes, class T, class Layout>
 LINATTN_INLINE void head_pass(const Layout& layout, Eigen::Index blocks, const head_block<T>& head, const T* products,
-                              T* S) {
+                              state_pointer<Writes, T> S) {
   constexpr Eigen::Index size = packet<T>::size;
   constexpr Eigen::Index widest = B == 1 ? 4 : 2;  // packets: a decode step has the registers for four
   const auto panel = [&](auto packets, Eigen::Index m) LINATTN_INLINE_LAMBDA {
@@ -169,9 +174,10 @@ LINATTN_INLINE void head_pass(const Layout& layout, Eigen::Index blocks, const h
 /// `blocks` micro-blocks of one head against its S (C, M) and the z (C) behind it; denominators one a token.
 /// Instantiated per scalar, shape and form, never per feature map.
 template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes, class T, class Layout>
-void attend_head(const Layout& layout, Eigen::Index blocks, const head_block<T>& head, T* S, T* denominators) {
+void attend_head(const Layout& layout, Eigen::Index blocks, const head_block<T>& head, state_pointer<Writes, T> S,
+                 T* denominators) {
   alignas(slab_alignment) T products[most_tokens * B];  // B x B a block
-  T* const z = S + layout.z_offset();
+  const auto z = S + layout.z_offset();
   const Eigen::Index stride = layout.feature_stride();
   for (Eigen::Index b = 0; b < blocks; ++b) {
     const head_block<T> block{head.q + b * B * stride, head.k + b * B * stride, nullptr};

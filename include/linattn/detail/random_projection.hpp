@@ -11,7 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <utility>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -115,8 +115,8 @@ class random_projection {
 
   random_projection(const char* owner, Eigen::Index head_dim, Eigen::Index rows, std::uint64_t seed)
       : m_head_dim(head_dim), m_rows(rows), m_seed(seed) {
-    if (head_dim < 1) refuse(owner, "head_dim is " + std::to_string(head_dim) + "; at least 1 is needed");
-    if (rows < 1) refuse(owner, "features is " + std::to_string(rows) + "; at least 1 is needed");
+    if (head_dim < 1) refuse(owner, "head_dim is ", head_dim, "; at least 1 is needed");
+    if (rows < 1) refuse(owner, "features is ", rows, "; at least 1 is needed");
     // Padded to whole register blocks; an odd number of cache lines a row, because with a power of two the rows of one
     // column block would fall on each other in the L1 cache.
     m_stride = (round_up(rows, std::max(line<T>, 4 * packet<T>::size)) / line<T> | 1) * line<T>;

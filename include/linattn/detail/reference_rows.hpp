@@ -47,28 +47,42 @@ struct evaluation<void, X> {
 template <class Eval, class X>
 using evaluated_in = typename evaluation<Eval, X>::type;
 
-/// All the sentences; a caller without values passes k in their place.
+/// All the sentences about shapes; a caller without values passes k in their place.
 template <class Q, class K, class V, class Options>
 void check_reference(const char* function, const Q& q, const K& k, const V& v, const Options& options) {
   const auto shape = [](const char* name, const auto& x) {
-    return std::string(name) + " is " + shape_text(x.rows(), x.cols());
+    return sentence(name, " is ", shape_text(x.rows(), x.cols()));
   };
-  const std::string heads = std::to_string(options.heads) + " heads";
-  if (options.heads < 1) refuse(function, "heads is " + std::to_string(options.heads) + "; at least one is needed");
-  if (q.cols() < 1 || q.cols() % options.heads != 0) {
-    refuse(function, shape("q", q) + ", whose columns do not divide into " + heads);
-  }
-  if (k.cols() != q.cols()) refuse(function, shape("k", k) + " but " + shape("q", q) + "; their columns must agree");
-  if (v.rows() != k.rows()) refuse(function, shape("v", v) + " but " + shape("k", k) + "; their rows must agree");
-  if (v.cols() % options.heads != 0) refuse(function, shape("v", v) + ", whose columns do not divide into " + heads);
-  if (options.causal && q.rows() != k.rows()) {
-    refuse(function, shape("q", q) + " but " + shape("k", k) + "; causal attention needs as many keys as queries");
-  }
+  const Eigen::Index heads = options.heads;
   const auto entries = static_cast<Eigen::Index>(options.key_mask.size());
-  if (entries != 0 && entries != k.rows()) {
-    refuse(function,
-           "key_mask has " + std::to_string(entries) + " entries but " + shape("k", k) + "; every key needs one");
+  if (heads < 1) refuse(function, "heads is ", heads, "; at least one is needed");
+  if (q.cols() < 1) refuse(function, shape("q", q), "; a head needs at least one column");
+  if (q.cols() % heads != 0) refuse(function, shape("q", q), ", whose columns do not divide into ", heads, " heads");
+  if (k.cols() != q.cols()) refuse(function, shape("k", k), " but ", shape("q", q), "; their columns must agree");
+  if (v.rows() != k.rows()) refuse(function, shape("v", v), " but ", shape("k", k), "; their rows must agree");
+  if (v.cols() % heads != 0) refuse(function, shape("v", v), ", whose columns do not divide into ", heads, " heads");
+  if (options.causal && q.rows() != k.rows()) {
+    refuse(function, shape("q", q), " but ", shape("k", k), "; causal attention needs as many keys as queries");
   }
+  if (entries != 0 && entries != k.rows()) {
+    refuse(function, "key_mask has ", entries, " entries but ", shape("k", k), "; every key needs one");
+  }
+}
+
+/// C of a map for heads of head_dim coordinates, or a sentence.
+template <class Map>
+Eigen::Index features_of(const char* function, const Map& map, Eigen::Index head_dim) {
+  if constexpr (requires { map.head_dim(); }) {
+    if (map.head_dim() != head_dim) {
+      refuse(function, "the feature map was made for head_dim ", Eigen::Index(map.head_dim()), " but a head of q has ",
+             head_dim, " columns");
+    }
+  }
+  const auto features = static_cast<Eigen::Index>(map.dimension(head_dim));
+  if (features < 1) {
+    refuse(function, "the feature map has dimension(", head_dim, ") = ", features, "; it must be at least 1");
+  }
+  return features;
 }
 
 /// Stands where a similarity goes and means eq. 2.
@@ -159,12 +173,12 @@ void map_row(const Map& map, const T* x, Eigen::Index head_dim, T* phi, Eigen::I
 /// phi of every row of one head. A key's position is the number of kept keys before it. A query's is its own key's
 /// where rows correspond (causal); else the queries are the last rows of the sequence of keys.
 template <bool Queries, class Map, class Eval, class Options>
-row_matrix<Eval> map_head(const Map& map, const row_matrix<Eval>& x, Eigen::Index head, Eigen::Index keys,
-                          const Options& options) {
+row_matrix<Eval> map_head(const Map& map, const row_matrix<Eval>& x, Eigen::Index features, Eigen::Index head,
+                          Eigen::Index keys, const Options& options) {
   const bool last_rows = Queries && !options.causal;
   Eigen::Index position = last_rows ? -x.rows() : 0;
   for (Eigen::Index j = 0; last_rows && j < keys; ++j) position += keeps(options, j) ? 1 : 0;
-  row_matrix<Eval> phi(x.rows(), static_cast<Eigen::Index>(map.dimension(x.cols())));  // (R, C)
+  row_matrix<Eval> phi(x.rows(), features);  // (R, C)
   for (Eigen::Index i = 0; i < x.rows(); ++i) {
     map_row<Queries>(map, x.data() + i * x.cols(), x.cols(), phi.data() + i * phi.cols(), phi.cols(), {position, head});
     position += last_rows || keeps(options, i) ? 1 : 0;
@@ -174,8 +188,8 @@ row_matrix<Eval> map_head(const Map& map, const row_matrix<Eval>& x, Eigen::Inde
 
 /// Calls row(h, i, w) for every head and query: w (1, Nk), the weights before division, 0 where the row sees no key.
 template <class Eval, class Similarity, class Q, class K, class Options, class Row>
-void for_each_row(const Similarity& similarity, const Q& q, const K& k, const Options& options, Eigen::Index first_head,
-                  Row&& row) {
+void for_each_row(const char* function, const Similarity& similarity, const Q& q, const K& k, const Options& options,
+                  Eigen::Index first_head, Row&& row) {
   constexpr bool softmax = std::is_same_v<Similarity, softmax_similarity>;
   const Eigen::Index head_dim = q.cols() / options.heads;
   const Eval default_scale = softmax ? Eval(1) / std::sqrt(Eval(head_dim)) : Eval(1);
@@ -185,8 +199,9 @@ void for_each_row(const Similarity& similarity, const Q& q, const K& k, const Op
     row_matrix<Eval> q_h = one_head<Eval>(q, h, options.heads, scale);    // (Nq, D), then (Nq, C)
     row_matrix<Eval> k_h = one_head<Eval>(k, h, options.heads, Eval(1));  // (Nk, D), then (Nk, C)
     if constexpr (has_dimension<Similarity>) {
-      q_h = map_head<true>(similarity, q_h, first_head + h, k.rows(), options);
-      k_h = map_head<false>(similarity, k_h, first_head + h, k.rows(), options);
+      const Eigen::Index features = features_of(function, similarity, head_dim);
+      q_h = map_head<true>(similarity, q_h, features, first_head + h, k.rows(), options);
+      k_h = map_head<false>(similarity, k_h, features, first_head + h, k.rows(), options);
     }
     const Eigen::Index n = q_h.cols();
     for (Eigen::Index i = 0; i < q.rows(); ++i) {
@@ -229,16 +244,17 @@ row_matrix<Eval> attend(const char* function, const Similarity& similarity, cons
   check_reference(function, q, k, v, options);
   const Eigen::Index value_dim = v.cols() / options.heads;
   row_matrix<Eval> out = row_matrix<Eval>::Zero(q.rows(), v.cols());  // (Nq, H*M)
-  for_each_row<Eval>(similarity, q, k, options, 0, [&](Eigen::Index h, Eigen::Index i, const row_vector<Eval>& w) {
-    const Eval denominator = denominator_of(w, options);
-    if (denominator == Eval(0)) return;
-    for (Eigen::Index column = h * value_dim; column < (h + 1) * value_dim; ++column) {
-      for (Eigen::Index j = 0; j < k.rows(); ++j) {
-        if (sees(options, i, j)) out(i, column) += w[j] * static_cast<Eval>(v(j, column));
-      }
-      out(i, column) /= denominator;
-    }
-  });
+  for_each_row<Eval>(function, similarity, q, k, options, 0,
+                     [&](Eigen::Index h, Eigen::Index i, const row_vector<Eval>& w) {
+                       const Eval denominator = denominator_of(w, options);
+                       if (denominator == Eval(0)) return;
+                       for (Eigen::Index column = h * value_dim; column < (h + 1) * value_dim; ++column) {
+                         for (Eigen::Index j = 0; j < k.rows(); ++j) {
+                           if (sees(options, i, j)) out(i, column) += w[j] * static_cast<Eval>(v(j, column));
+                         }
+                         out(i, column) /= denominator;
+                       }
+                     });
   return out;
 }
 
@@ -247,14 +263,15 @@ row_matrix<Eval> weights(const char* function, const Similarity& similarity, con
                          const Options& options, Eigen::Index head) {
   check_reference(function, q, k, k, options);
   if (options.heads != 1) {
-    refuse(function, "these are the weights of one head, but heads is " + std::to_string(options.heads) +
-                         "; pass q.middleCols(h * D, D) and k.middleCols(h * D, D)");
+    refuse(function, "these are the weights of one head, but heads is ", options.heads,
+           "; pass q.middleCols(h * D, D) and k.middleCols(h * D, D)");
   }
   row_matrix<Eval> out = row_matrix<Eval>::Zero(q.rows(), k.rows());  // (Nq, Nk)
-  for_each_row<Eval>(similarity, q, k, options, head, [&](Eigen::Index, Eigen::Index i, const row_vector<Eval>& w) {
-    const Eval denominator = denominator_of(w, options);
-    if (denominator != Eval(0)) out.row(i) = w / denominator;
-  });
+  for_each_row<Eval>(function, similarity, q, k, options, head,
+                     [&](Eigen::Index, Eigen::Index i, const row_vector<Eval>& w) {
+                       const Eval denominator = denominator_of(w, options);
+                       if (denominator != Eval(0)) out.row(i) = w / denominator;
+                     });
   return out;
 }
 

@@ -1,0 +1,306 @@
+// What check_feature_map does, for any map: the map comes in as functions, so that this compiles once per scalar.
+#pragma once
+
+#include <linattn/detail/checks.hpp>
+#include <linattn/detail/guarded_tile.hpp>
+#include <linattn/detail/random.hpp>
+#include <linattn/feature_map.hpp>
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+LINATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// One way to call a map, and the same of a copy of it.
+template <class T>
+struct map_form {
+  using function = std::function<void(const const_tile<T>& x, tile<T>& phi, tile_position where)>;
+  const char* name;
+  function original;
+  function copy;
+};
+
+/// A map as its checker sees it. `forms` are forward, or forward_queries and forward_keys; `fused` is its packet(x), as
+/// one more form, for elementwise maps.
+template <class T>
+struct map_under_test {
+  Eigen::Index head_dim = 0;
+  Eigen::Index features = 0;
+  bool is_positional = false;
+  bool is_signed = false;
+  std::vector<map_form<T>> forms;
+  std::vector<map_form<T>> fused;
+};
+
+template <class T, class Map>
+map_under_test<T> describe_map(const Map& map, Eigen::Index head_dim, Eigen::Index features) {
+  using X = const_tile<T>;
+  using Phi = tile<T>;
+  map_under_test<T> result{head_dim, features, is_positional<Map, T>, has_signed_features<Map>, {}, {}};
+  const auto add = [&map](std::vector<map_form<T>>& forms, const char* name, auto call) {
+    forms.push_back(
+        {name, [&map, call](const X& x, Phi& phi, tile_position where) { call(map, x, phi, where); },
+         [copy = Map(map), call](const X& x, Phi& phi, tile_position where) { call(copy, x, phi, where); }});
+  };
+  if constexpr (is_asymmetric<Map, T>) {
+    add(result.forms, "forward_queries", [](const Map& m, const X& x, Phi& phi, [[maybe_unused]] tile_position where) {
+      if constexpr (has_positional_queries<Map, T>) {
+        m.forward_queries(x, phi, where);
+      } else {
+        m.forward_queries(x, phi);
+      }
+    });
+    add(result.forms, "forward_keys", [](const Map& m, const X& x, Phi& phi, [[maybe_unused]] tile_position where) {
+      if constexpr (has_positional_keys<Map, T>) {
+        m.forward_keys(x, phi, where);
+      } else {
+        m.forward_keys(x, phi);
+      }
+    });
+  } else {
+    add(result.forms, "forward", [](const Map& m, const X& x, Phi& phi, [[maybe_unused]] tile_position where) {
+      if constexpr (has_positional_forward<Map, T>) {
+        m.forward(x, phi, where);
+      } else {
+        m.forward(x, phi);
+      }
+    });
+  }
+  if constexpr (has_packet<Map, T>) {
+    add(result.fused, "packet",
+        [](const Map& m, const X& x, Phi& phi, tile_position) { elementwise_forward(m, x, phi); });
+  }
+  return result;
+}
+
+/// Runs the checks; what is wrong goes to `problems`, one sentence each.
+template <class T>
+class feature_map_checker {
+ public:
+  std::vector<std::string> problems;
+  Eigen::Index denominators = 0;
+  Eigen::Index non_positive = 0;
+
+  feature_map_checker(map_under_test<T> map, double deviation, std::uint64_t seed)
+      : m_map(std::move(map)), m_deviation(deviation), m_seed(seed) {}
+
+  void run(Eigen::Index rows) {
+    for (const map_form<T>& form : m_map.forms) check(form);
+    for (const map_form<T>& form : m_map.fused) check(form);
+    if (problems.empty()) check_packet_against_forward();
+    if (problems.empty()) check_sample(rows);
+  }
+
+ private:
+  static constexpr Eigen::Index tile_rows = 7;
+  static constexpr T sentinels[2] = {T(-54321.125), T(-98765.625)};
+
+  template <class... Parts>
+  void complain(const map_form<T>& form, const Parts&... parts) {
+    problems.push_back(sentence(form.name, ": ", parts...));
+  }
+
+  /// Element i of a tile of features, in words.
+  std::string place(Eigen::Index i) const {
+    return sentence("feature ", i % m_map.features, " of row ", i / m_map.features);
+  }
+
+  static bool same_bits(const T& a, const T& b) { return std::memcmp(&a, &b, sizeof(T)) == 0; }
+
+  static bool same_row(const guarded_tile<T>& a, Eigen::Index row_a, const guarded_tile<T>& b, Eigen::Index row_b) {
+    return std::memcmp(a.row(row_a), b.row(row_b), static_cast<std::size_t>(a.cols()) * sizeof(T)) == 0;
+  }
+
+  /// The first element, in row-major order, where two tiles differ in a bit; -1 where none does.
+  static Eigen::Index first_difference(const guarded_tile<T>& a, const guarded_tile<T>& b) {
+    for (Eigen::Index i = 0; i < a.size(); ++i) {
+      if (!same_bits(a[i], b[i])) return i;
+    }
+    return -1;
+  }
+
+  /// phi (R, C) of x (R, D), into a tile that holds `before` and is surrounded by it.
+  guarded_tile<T> apply(const typename map_form<T>::function& map, const guarded_tile<T>& x, T before = sentinels[0],
+                        Eigen::Index position = 0) const {
+    guarded_tile<T> output(x.rows(), m_map.features);
+    output.fill(before);
+    tile<T> phi = output.view();
+    map(x.view(), phi, tile_position{position, 0});
+    return output;
+  }
+
+  /// Rows from N(0, deviation^2); stream tells the small tile, queries and keys apart.
+  guarded_tile<T> draw(Eigen::Index rows, std::uint64_t stream, Eigen::Index first = 0) const {
+    guarded_tile<T> x(rows, m_map.head_dim);
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      for (Eigen::Index d = 0; d < m_map.head_dim; ++d) {
+        const auto index = static_cast<std::uint64_t>((first + r) * m_map.head_dim + d);
+        x.row(r)[d] = static_cast<T>(m_deviation * random_normal(m_seed, stream, index));
+      }
+    }
+    return x;
+  }
+
+  /// One form on a small tile. Faults that would show again in what follows end it.
+  void check(const map_form<T>& form) {
+    guarded_tile<T> x = draw(tile_rows, 1);
+    std::fill(x.row(3), x.row(3) + m_map.head_dim, T(0));
+    const guarded_tile<T> phi = apply(form.original, x, sentinels[0]);
+    const guarded_tile<T> other = apply(form.original, x, sentinels[1]);
+    if (!phi.surrounded_by(sentinels[0]) || !other.surrounded_by(sentinels[1])) {
+      return complain(form, "writes outside phi; write rows 0 ... R-1, columns 0 ... C-1 (C = ", m_map.features,
+                      ") and nothing else, not even the padding of a row.");
+    }
+    const Eigen::Index changed = first_difference(phi, apply(form.original, x, sentinels[0]));
+    if (changed >= 0) {
+      return complain(form, place(changed), " changes from call to call; a map has no mutable state, and randomness ",
+                      "belongs into its constructor.");
+    }
+    Eigen::Index unwritten = -1;
+    for (Eigen::Index i = 0; i < phi.size(); ++i) {
+      if (same_bits(phi[i], other[i])) continue;
+      if (!same_bits(phi[i], sentinels[0]) || !same_bits(other[i], sentinels[1])) {
+        return complain(form, place(i), " depends on what phi held before; assign features, do not add to them.");
+      }
+      if (unwritten < 0) unwritten = i;
+    }
+    if (unwritten >= 0) {
+      return complain(form, place(unwritten), " is never written; write all C = ", m_map.features,
+                      " features of every row (dimension says how many there are).");
+    }
+    const Eigen::Index miscopied = first_difference(phi, apply(form.copy, x));
+    if (miscopied >= 0) {
+      complain(form, place(miscopied), " is another one in a copy of the map; copy every parameter.");
+    }
+    check_reads(form, x, phi);
+    check_rows(form, x, phi);
+    check_values(form, phi);
+    check_nan(form, x, phi);
+  }
+
+  /// Nothing but the D coordinates of a row may be read.
+  void check_reads(const map_form<T>& form, guarded_tile<T> x, const guarded_tile<T>& phi) {
+    x.surround(T(12345.5));
+    const Eigen::Index difference = first_difference(phi, apply(form.original, x));
+    if (difference >= 0) {
+      complain(form, place(difference),
+               " depends on memory outside x; read rows 0 ... R-1, columns 0 ... D-1 (D = ", m_map.head_dim, ") only.");
+    }
+  }
+
+  /// A row's features must not depend on its tile: alone, and where no position is asked for, in reverse order.
+  void check_rows(const map_form<T>& form, const guarded_tile<T>& x, const guarded_tile<T>& phi) {
+    guarded_tile<T> reversed(tile_rows, m_map.head_dim);
+    for (Eigen::Index r = 0; r < tile_rows; ++r) {
+      std::copy(x.row(r), x.row(r) + m_map.head_dim, reversed.row(tile_rows - 1 - r));
+    }
+    const guarded_tile<T> backwards = apply(form.original, reversed);
+    for (Eigen::Index r = 0; r < tile_rows; ++r) {
+      guarded_tile<T> single(1, m_map.head_dim);
+      std::copy(x.row(r), x.row(r) + m_map.head_dim, single.row(0));
+      const guarded_tile<T> alone = apply(form.original, single, sentinels[0], r);
+      if (!same_row(phi, r, alone, 0) || (!m_map.is_positional && !same_row(phi, r, backwards, tile_rows - 1 - r))) {
+        return complain(form, "row ", r,
+                        " has other features in another tile; compute each row from its own x alone, in ",
+                        "an order that depends neither on R nor on the row's place.");
+      }
+    }
+  }
+
+  /// Finite and, unless the map says otherwise, not negative.
+  void check_values(const map_form<T>& form, const guarded_tile<T>& phi) {
+    for (Eigen::Index i = 0; i < phi.size(); ++i) {
+      if (!(std::abs(phi[i]) <= std::numeric_limits<T>::max())) {
+        return complain(form, place(i), " is not finite on an input from N(0, ", m_deviation, "^2); bound the map, or ",
+                        "check it with the deviation of your inputs.");
+      }
+      if (!m_map.is_signed && phi[i] < T(0)) {
+        return complain(form, place(i), " is ", static_cast<double>(phi[i]), "; keep features >= 0, or declare ",
+                        "`static constexpr bool signed_features = true` (not normalised by default).");
+      }
+    }
+  }
+
+  /// A NaN shows in its own row and in no other. At most 32 coordinates are tried, the last one first.
+  void check_nan([[maybe_unused]] const map_form<T>& form, [[maybe_unused]] const guarded_tile<T>& x,
+                 [[maybe_unused]] const guarded_tile<T>& phi) {
+#if !defined(__FINITE_MATH_ONLY__) || !__FINITE_MATH_ONLY__
+    constexpr Eigen::Index bad = 2;
+    const Eigen::Index step = m_map.head_dim / 32 + 1;
+    for (Eigen::Index d = m_map.head_dim - 1; d >= 0; d -= step) {
+      guarded_tile<T> poisoned = x;
+      poisoned.row(bad)[d] = std::numeric_limits<T>::quiet_NaN();
+      const guarded_tile<T> out = apply(form.original, poisoned);
+      if (std::none_of(out.row(bad), out.row(bad) + out.cols(), [](T value) { return std::isnan(value); })) {
+        return complain(form, "swallows a NaN in coordinate ", d,
+                        "; let it through, e.g. with x as the first argument of ", "max and min.");
+      }
+      for (Eigen::Index r = 0; r < tile_rows; ++r) {
+        if (r != bad && !same_row(phi, r, out, r)) {
+          return complain(form, "a NaN in row ", bad, " changes row ", r, "; compute each row from its own x alone.");
+        }
+      }
+    }
+#endif
+  }
+
+  /// The engine calls packet where the references call forward: one map, two spellings.
+  void check_packet_against_forward() {
+    constexpr T rounding = 64 * std::numeric_limits<T>::epsilon();
+    const guarded_tile<T> x = draw(tile_rows, 1);
+    for (const map_form<T>& packet : m_map.fused) {
+      const guarded_tile<T> fused = apply(packet.original, x);
+      for (const map_form<T>& form : m_map.forms) {
+        const guarded_tile<T> plain = apply(form.original, x);
+        for (Eigen::Index i = 0; i < plain.size(); ++i) {
+          if (!(std::abs(fused[i] - plain[i]) <= rounding * std::max(std::abs(fused[i]), std::abs(plain[i])))) {
+            return complain(packet, place(i), " is ", static_cast<double>(fused[i]), ", but ",
+                            static_cast<double>(plain[i]), " from ", form.name, "; write ", form.name,
+                            " as elementwise_forward(*this, x, phi).");
+          }
+        }
+      }
+    }
+  }
+
+  /// A longer sequence: values, and the denominators phi(q_i) . sum_{j <= i} phi(k_j), summed in double.
+  void check_sample(Eigen::Index total) {
+    constexpr Eigen::Index block = 16;
+    const map_form<T>& queries = m_map.forms.front();
+    const map_form<T>& keys = m_map.forms.back();
+    std::vector<double> z(static_cast<std::size_t>(m_map.features), 0.0);  // (C)
+    for (Eigen::Index first = 0; first < total; first += block) {
+      const Eigen::Index rows = std::min(block, total - first);
+      const guarded_tile<T> phi_q = apply(queries.original, draw(rows, 2, first), sentinels[0], first);
+      const guarded_tile<T> phi_k = apply(keys.original, draw(rows, 3, first), sentinels[0], first);
+      check_values(queries, phi_q);
+      if (problems.empty()) check_values(keys, phi_k);
+      if (!problems.empty()) return;
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        double denominator = 0;
+        for (std::size_t c = 0; c < z.size(); ++c) {
+          z[c] += static_cast<double>(phi_k.row(r)[c]);
+          denominator += static_cast<double>(phi_q.row(r)[c]) * z[c];
+        }
+        ++denominators;
+        if (!(denominator > 0)) ++non_positive;
+      }
+    }
+  }
+
+  map_under_test<T> m_map;
+  double m_deviation;
+  std::uint64_t m_seed;
+};
+
+}  // namespace detail
+LINATTN_NAMESPACE_END
