@@ -9,7 +9,8 @@
 
 LINATTN_NAMESPACE_BEGIN
 
-/// What a feature map reads: x (R, D), R tokens of one head as rows. Each row starts on a 64-byte boundary.
+/// What a feature map reads: x (R, D), R tokens of one head as rows. Each row starts on a
+/// boundary of whole packets.
 template <class T>
 using const_tile = Eigen::Map<const row_matrix<T>, Eigen::AlignedMax, Eigen::OuterStride<>>;
 

@@ -126,8 +126,9 @@ class linear_attention {
   /// positions the rows stand where the last N absorbed keys do. 2 N C M flops a head, plus the map.
   /// denominators (N, H), optional: phi(s q).z before the denominator policy, the weight of evidence behind each
   /// output.
+  void read(const state_type& s, input q, output out, workspace_type& ws) const;
   void read(const state_type& s, input q, output out, workspace_type& ws,
-            matrix_view<accumulator_type> denominators = {}) const;
+            matrix_view<accumulator_type> denominators) const;
   row_matrix<Scalar> read(const state_type& s, input q) const;
 
   /// One token of decoding (eqs. 18-20): q_t, k_t (H D), v_t (H M), out_t (H M). Absorbs, then reads. 4 C M flops and
@@ -146,6 +147,7 @@ class linear_attention {
   void require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols, Eigen::Index want_rows,
                Eigen::Index dim, const char* dim_name) const;
   void require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws, bool causal) const;
+  void require_read(const state_type& s, input q, output out, workspace_type& ws) const;
   void require_state(const char* function, const state_type& s) const;
   void require_workspace(const char* function, workspace_type& ws) const;
   bool fits(const state_type& s) const noexcept;

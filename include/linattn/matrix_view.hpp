@@ -4,6 +4,7 @@
 #include <linattn/detail/checks.hpp>
 
 #include <Eigen/Core>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
@@ -156,7 +157,11 @@ class vector_view {
 
   constexpr vector_view() noexcept = default;
   constexpr explicit vector_view(T* data, Eigen::Index size) noexcept : m_data(data), m_size(size) {}
-  constexpr vector_view(std::span<T> x) noexcept  // NOLINT(google-explicit-constructor)
+  template <class U, std::size_t Extent>
+  requires(std::is_same_v<std::remove_const_t<U>, value_type> &&
+           (std::is_const_v<T> ||
+            !std::is_const_v<U>)) constexpr vector_view(std::span<U, Extent>
+                                                            x) noexcept  // NOLINT(google-explicit-constructor)
       : m_data(x.data()), m_size(static_cast<Eigen::Index>(x.size())) {}
 
   template <class X>

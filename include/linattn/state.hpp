@@ -78,7 +78,8 @@ class state {
   /// Appends: what this state has absorbed, then what `later` has. S += S_later, z += z_later, elementwise; equal to
   /// absorbing both parts in turn, to rounding. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
   void merge(const state& later) {
-    if (heads() != later.heads() || features() != later.features() || value_dim() != later.value_dim()) {
+    if (m_slab.size() == 0 || m_slab.size() != later.m_slab.size() || heads() != later.heads() ||
+        features() != later.features() || value_dim() != later.value_dim()) {
       detail::refuse("state::merge", "this state is ", sizes(), ", the later one ", later.sizes());
     }
     T* sum = m_slab.data();
@@ -87,8 +88,11 @@ class state {
     m_tokens += later.m_tokens;
   }
 
-  /// "(H heads, C features, M values)" for messages.
-  std::string sizes() const { return detail::state_sizes(heads(), features(), value_dim()); }
+  /// "(H heads, C features, M values)" for messages, or that there is nothing.
+  std::string sizes() const {
+    if (m_slab.size() == 0) return "empty (default-made or moved from)";
+    return detail::state_sizes(heads(), features(), value_dim());
+  }
 
  private:
   friend struct detail::engine_access;

@@ -43,31 +43,33 @@ struct map_under_test {
 
 template <class T, class Map>
 map_under_test<T> describe_map(const Map& map, Eigen::Index head_dim, Eigen::Index features) {
-  using X = const_tile<T>;
-  using Phi = tile<T>;
+  using input = const_tile<T>;
+  using output = tile<T>;
   map_under_test<T> result{head_dim, features, is_positional<Map, T>, has_signed_features<Map>, {}, {}};
   const auto add = [&map](std::vector<map_form<T>>& forms, const char* name, auto call) {
     forms.push_back(
-        {name, [&map, call](const X& x, Phi& phi, tile_position where) { call(map, x, phi, where); },
-         [copy = Map(map), call](const X& x, Phi& phi, tile_position where) { call(copy, x, phi, where); }});
+        {name, [&map, call](const input& x, output& phi, tile_position where) { call(map, x, phi, where); },
+         [copy = Map(map), call](const input& x, output& phi, tile_position where) { call(copy, x, phi, where); }});
   };
   if constexpr (is_asymmetric<Map, T>) {
-    add(result.forms, "forward_queries", [](const Map& m, const X& x, Phi& phi, [[maybe_unused]] tile_position where) {
-      if constexpr (has_positional_queries<Map, T>) {
-        m.forward_queries(x, phi, where);
-      } else {
-        m.forward_queries(x, phi);
-      }
-    });
-    add(result.forms, "forward_keys", [](const Map& m, const X& x, Phi& phi, [[maybe_unused]] tile_position where) {
-      if constexpr (has_positional_keys<Map, T>) {
-        m.forward_keys(x, phi, where);
-      } else {
-        m.forward_keys(x, phi);
-      }
-    });
+    add(result.forms, "forward_queries",
+        [](const Map& m, const input& x, output& phi, [[maybe_unused]] tile_position where) {
+          if constexpr (has_positional_queries<Map, T>) {
+            m.forward_queries(x, phi, where);
+          } else {
+            m.forward_queries(x, phi);
+          }
+        });
+    add(result.forms, "forward_keys",
+        [](const Map& m, const input& x, output& phi, [[maybe_unused]] tile_position where) {
+          if constexpr (has_positional_keys<Map, T>) {
+            m.forward_keys(x, phi, where);
+          } else {
+            m.forward_keys(x, phi);
+          }
+        });
   } else {
-    add(result.forms, "forward", [](const Map& m, const X& x, Phi& phi, [[maybe_unused]] tile_position where) {
+    add(result.forms, "forward", [](const Map& m, const input& x, output& phi, [[maybe_unused]] tile_position where) {
       if constexpr (has_positional_forward<Map, T>) {
         m.forward(x, phi, where);
       } else {
@@ -77,7 +79,7 @@ map_under_test<T> describe_map(const Map& map, Eigen::Index head_dim, Eigen::Ind
   }
   if constexpr (has_packet<Map, T>) {
     add(result.fused, "packet",
-        [](const Map& m, const X& x, Phi& phi, tile_position) { elementwise_forward(m, x, phi); });
+        [](const Map& m, const input& x, output& phi, tile_position) { elementwise_forward(m, x, phi); });
   }
   return result;
 }
@@ -114,7 +116,9 @@ class feature_map_checker {
     return sentence("feature ", i % m_map.features, " of row ", i / m_map.features);
   }
 
-  static bool same_bits(const T& a, const T& b) { return std::memcmp(&a, &b, sizeof(T)) == 0; }
+  static bool same_bits(const T& a, const T& b) {
+    return std::memcmp(&a, &b, sizeof(T)) == 0;  // NOLINT(bugprone-suspicious-memory-comparison): -0 is not 0 here
+  }
 
   static bool same_row(const guarded_tile<T>& a, Eigen::Index row_a, const guarded_tile<T>& b, Eigen::Index row_b) {
     return std::memcmp(a.row(row_a), b.row(row_b), static_cast<std::size_t>(a.cols()) * sizeof(T)) == 0;

@@ -63,15 +63,18 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
   if (features < 1) {
     detail::refuse(name, "the feature map has dimension(", head_dim, ") = ", features, ", it must be at least 1");
   }
-  if (!std::isfinite(o.query_scale)) detail::refuse(name, "query_scale is not a finite number");
-  const double epsilon = o.denominator.epsilon;
-  if (o.denominator.how != denominator_policy::kind::none && !(epsilon > 0 && std::isfinite(epsilon))) {
-    detail::refuse(name, "the denominator's epsilon is ", epsilon, ", it must be a positive finite number");
+  if (!std::isfinite(m_query_scale))
+    detail::refuse(name, "query_scale is ", o.query_scale, ", not a finite number here");
+  const T epsilon = T(o.denominator.epsilon);  // as it will be used: neither 0 nor inf
+  if (o.denominator.how != denominator_policy::kind::none && !(epsilon > T(0) && std::isfinite(epsilon))) {
+    detail::refuse(name, "the denominator's epsilon is ", o.denominator.epsilon,
+                   ", it must be positive and finite here");
   }
-  // Every entry of a state must be countable.
-  if (double(heads) * (double(features) + 64) * (double(value_dim) + 64) >
-      double(std::numeric_limits<Eigen::Index>::max() / 64)) {
-    detail::refuse(name, "a state of ", detail::state_sizes(heads, features, value_dim),
+  // Every entry of a state, and every column of the packed rows, must be countable.
+  const double entries = double(heads) * (double(features) + 64) * (double(value_dim) + 64);
+  const double columns = double(heads) * (double(head_dim) + 64);
+  if (std::max(entries, columns) > double(std::numeric_limits<Eigen::Index>::max() / 64)) {
+    detail::refuse(name, "a state of ", detail::state_sizes(heads, features, value_dim), " for head_dim ", head_dim,
                    " is beyond the address space");
   }
   m_layout.head_dim = detail::extent<HeadDim>(head_dim);
@@ -104,8 +107,8 @@ bool LINATTN_OPERATOR::fits(const state_type& s) const noexcept {
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_state(const char* function, const state_type& s) const {
   if (fits(s)) return;
-  detail::refuse(function, "the state is ", access::is_empty(s) ? "empty (default-made or moved from)" : s.sizes(),
-                 ", expected ", detail::state_sizes(heads(), features(), value_dim()));
+  detail::refuse(function, "the state is ", s.sizes(), ", expected ",
+                 detail::state_sizes(heads(), features(), value_dim()));
 }
 
 LINATTN_MEMBER
@@ -226,16 +229,28 @@ void LINATTN_OPERATOR::absorb(state_type& s, input k, input v) const {
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws,
-                            matrix_view<accumulator_type> denominators) const {
+void LINATTN_OPERATOR::require_read(const state_type& s, input q, output out, workspace_type& ws) const {
   require("read", "q", q.rows(), q.cols(), q.rows(), head_dim(), "head_dim");
   require("read", "out", out.rows(), out.cols(), q.rows(), value_dim(), "value_dim");
-  if (denominators.data() != nullptr) {
-    require("read", "denominators", denominators.rows(), denominators.cols(), q.rows(), 1, "1");
-  }
   require_state("read", s);
   require_workspace("read", ws);
   LINATTN_ASSERT(!detail::overlap(out, q) && "linattn: the output overlaps an input");
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws) const {
+  require_read(s, q, out, ws);
+  engine().template pass<detail::half_block, true, false>(
+      q.rows(), access::data(s), q, {}, {}, out, s.first_position() + s.tokens() - q.rows(), access::slab(ws).data());
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws,
+                            matrix_view<accumulator_type> denominators) const {
+  require("read", "denominators", denominators.rows(), denominators.cols(), q.rows(), 1, "1");
+  require_read(s, q, out, ws);
+  LINATTN_ASSERT(!detail::overlap(denominators, q) && !detail::overlap(denominators, out) &&
+                 "linattn: the denominators overlap an input or the output");
   engine().template pass<detail::half_block, true, false>(q.rows(), access::data(s), q, {}, {}, out,
                                                           s.first_position() + s.tokens() - q.rows(),
                                                           access::slab(ws).data(), denominators);
@@ -261,6 +276,10 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, vect
   LINATTN_ASSERT(fits(s) && "linattn::step: the state is not from this operator's make_state()");
   LINATTN_ASSERT(Eigen::Index(access::slab(ws).size()) == m_layout.size() &&
                  "linattn::step: the workspace is not from this operator's make_workspace()");
+  LINATTN_ASSERT(!detail::overlap(detail::as_row(out_t), detail::as_row(q_t)) &&
+                 !detail::overlap(detail::as_row(out_t), detail::as_row(k_t)) &&
+                 !detail::overlap(detail::as_row(out_t), detail::as_row(v_t)) &&
+                 "linattn::step: out_t overlaps an input");
   engine().template pass<1, true, true>(1, access::data(s), detail::as_row(q_t), detail::as_row(k_t),
                                         detail::as_row(v_t), detail::as_row(out_t), s.first_position() + s.tokens(),
                                         access::slab(ws).data());

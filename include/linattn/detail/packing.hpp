@@ -9,6 +9,7 @@
 #include <linattn/matrix_view.hpp>
 
 #include <algorithm>
+#include <limits>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -107,19 +108,29 @@ void pack_values(const Layout& layout, const matrix_view<const T>& v, Eigen::Ind
   }
 }
 
-/// Two factors whose product is 1 / denominator, so that a subnormal denominator does not turn into inf: power is a
-/// power of two that is 1 for every normal denominator. A zero denominator gives zero factors: 0/0 = 0.
+/// Two factors whose product is 1 / denominator, none of them subnormal or infinite: power, a power of two, is 1 unless
+/// the denominator is near an end of T's range, where 1 / denominator alone would overflow or lose its bits. A zero
+/// denominator gives zero factors: 0/0 = 0.
 template <class T>
 struct reciprocal {
   T power = T(0);
   T inverse = T(0);
 
   LINATTN_INLINE explicit reciprocal(T denominator) {
-    constexpr T smallest = std::numeric_limits<T>::min() * T(4);
-    constexpr T large = T(1) / std::numeric_limits<T>::min();
+    constexpr int range = std::numeric_limits<T>::max_exponent;  // 128, 1024
+    constexpr T small = std::numeric_limits<T>::min() * T(4);
+    constexpr T large = two_to(range - range / 4);
     if (denominator == T(0)) return;
-    power = (denominator < smallest && denominator > -smallest) ? large : T(1);
+    const T size = denominator < T(0) ? -denominator : denominator;
+    power = size < small ? two_to(range / 2) : size > large ? T(1) / two_to(range / 4) : T(1);
     inverse = T(1) / (denominator * power);
+  }
+
+ private:
+  static constexpr T two_to(int exponent) {
+    T result(1);
+    for (int i = 0; i < exponent; ++i) result *= T(2);
+    return result;
   }
 };
 

@@ -48,6 +48,11 @@ struct packet {
   }
   /// a b + c, fused where the processor fuses.
   friend LINATTN_INLINE packet fma(const packet& a, const packet& b, const packet& c) {
+#if defined(__FMA__) || defined(FP_FAST_FMA)
+    // The scalar build: left to the compiler, a b + c is fused in one instantiation and not in the next, and a row's
+    // bits would depend on the block it is computed in.
+    if constexpr (std::is_same_v<T, native>) return std::fma(a.lanes, b.lanes, c.lanes);
+#endif
     return Eigen::internal::pmadd(a.lanes, b.lanes, c.lanes);
   }
   /// The larger; a NaN in the FIRST argument is kept, one in the second may be lost (x86 semantics).
@@ -58,6 +63,8 @@ struct packet {
   friend LINATTN_INLINE packet min(const packet& x, const packet& bound) {
     return Eigen::internal::pmin(x.lanes, bound.lanes);
   }
+  /// The largest integers <= x.
+  friend LINATTN_INLINE packet floor(const packet& x) { return Eigen::internal::pfloor(x.lanes); }
   friend LINATTN_INLINE T sum(const packet& x) { return Eigen::internal::predux(x.lanes); }
 };
 
@@ -76,7 +83,7 @@ LINATTN_INLINE packet<T> scale_by_power_of_two(const packet<T>& y, const packet<
       const packet<T> bits = fma(a, packet<T>(T(8388608)), packet<T>(T(127) * T(8388608)));
       return Eigen::internal::preinterpret<native>(Eigen::internal::pcast<native, integers>(bits.lanes));
     };
-    const packet<T> a = Eigen::internal::pfloor((n * packet<T>(T(0.5))).lanes);
+    const packet<T> a = floor(n * packet<T>(T(0.5)));
     return y * power(a) * power(n - a);
   } else if constexpr (packet<T>::size > 1) {
     return Eigen::internal::pldexp(y.lanes, n.lanes);
@@ -98,7 +105,7 @@ LINATTN_INLINE packet<T> exp(const packet<T>& argument) {
   constexpr bool single = std::is_same_v<T, float>;
   // Beyond these e^x is 0 or inf whatever it is. The argument comes first: its NaN survives.
   const P x = min(max(argument, P(single ? T(-104.5) : T(-746))), P(single ? T(89) : T(710)));
-  const P n = Eigen::internal::pfloor(fma(x, P(T(1.4426950408889634074)), P(T(0.5))).lanes);
+  const P n = floor(fma(x, P(T(1.4426950408889634074)), P(T(0.5))));
   const P high = fma(n, P(single ? T(-0.693359375) : T(-6.93147180369123816490e-01)), x);
   const P r = fma(n, P(single ? T(2.12194440e-4) : T(-1.90821492927058770002e-10)), high);
   P p;

@@ -14,12 +14,6 @@ LINATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The largest integers <= x.
-template <class T>
-LINATTN_INLINE packet<T> floor(const packet<T>& x) {
-  return Eigen::internal::pfloor(x.lanes);
-}
-
 template <class T>
 struct sine_and_cosine {
   packet<T> sine;
