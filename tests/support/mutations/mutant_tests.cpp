@@ -1,0 +1,144 @@
+// What the mutations of list.cmake break, one named test for each. Compiled once per mutation, so there is one operator
+// type and everything is small: 38 tokens are a pass of 32 and one of 6, with a whole and a partial micro-block; D = 5
+// and M = 6 are a whole packet of four and a partial one; two heads.
+#include <linattn/linear_attention.hpp>
+#include <linattn/feature_maps/elu_plus_one.hpp>
+
+#include "support/compare.hpp"
+#include "support/inputs.hpp"
+#include "support/oracle.hpp"
+#include "support/sentinel.hpp"
+
+#include <gtest/gtest.h>
+
+namespace {
+
+using Eigen::Index;
+using attention = linattn::linear_attention<linattn::elu_plus_one>;
+using matrix = linattn::row_matrix<float>;
+
+constexpr Index N = 38, D = 5, M = 6, H = 2;
+constexpr double rounding = support::tolerance<float>::relative_rms;
+
+struct Mutant : testing::Test {
+  attention attn{linattn::options{.head_dim = D, .value_dim = M, .heads = H}};
+  matrix q = support::normal_matrix<float>(N, H * D, 1);
+  matrix k = support::normal_matrix<float>(N, H * D, 2);
+  matrix v = support::normal_matrix<float>(N, H * M, 3);
+
+  matrix causal() const { return attn.forward_causal(q, k, v); }
+  support::oracle_result truth(long double query_scale = 1) const {
+    return support::oracle_recurrent(support::oracle_elu_plus_one(), q, k, v,
+                                     {.heads = H, .causal = true, .query_scale = query_scale});
+  }
+};
+
+TEST_F(Mutant, StateIsTheSumOfOuterProducts) {
+  auto s = attn.make_state();
+  attn.absorb(s, k, v);
+  const auto expected = truth();
+  for (Index h = 0; h < H; ++h) {
+    EXPECT_TRUE(support::close(s.kv(h), expected.state.s[std::size_t(h)], rounding));
+    EXPECT_TRUE(support::close(s.k_sum(h), expected.state.z[std::size_t(h)], rounding));
+  }
+}
+
+TEST_F(Mutant, LastCoordinatesCount) {
+  const matrix out = causal();
+  k(0, H * D - 1) += 1;
+  EXPECT_GT((causal() - out).rightCols(M).bottomRows(N - 1).cwiseAbs().minCoeff(), 0);
+  v(0, H * M - 1) += 1;
+  EXPECT_GT((causal() - out).col(H * M - 1).minCoeff(), 0);
+}
+
+TEST_F(Mutant, LastRowsAreWritten) {
+  matrix out = matrix::Constant(N, H * M, -99);
+  auto ws = attn.make_workspace();
+  attn.forward_causal(q, k, v, out, ws);
+  EXPECT_TRUE(support::close(out.bottomRows(2), truth().out.bottomRows(2), rounding));
+}
+
+TEST_F(Mutant, EveryRowThatIsSeenMatters) {
+  const matrix out = causal();
+  for (Index j = 0; j < N; ++j) {
+    v.row(j).array() += 1;
+    ASSERT_GT((causal() - out).bottomRows(N - j).minCoeff(), 0) << "row " << j;
+    v.row(j).array() -= 1;
+  }
+}
+
+TEST_F(Mutant, LastValuesCount) {
+  const matrix out = causal();
+  v.row(N - 1).array() += 1;
+  EXPECT_GT((causal() - out).row(N - 1).minCoeff(), 0);
+}
+
+TEST_F(Mutant, FirstRowIsItsValue) { EXPECT_TRUE(support::close(causal().row(0), v.row(0), rounding)); }
+
+TEST_F(Mutant, OnesGiveOne) {
+  v.setOnes();
+  EXPECT_TRUE(support::close(causal(), v, rounding));
+}
+
+TEST_F(Mutant, AUsedWorkspaceIsAsGoodAsANewOne) {
+  auto used = attn.make_workspace();
+  auto fresh = attn.make_workspace();
+  auto s = attn.make_state();
+  auto expected = attn.make_state();
+  matrix out(N, H * M);
+  attn.forward_causal(q, k, v, out, used);
+  attn.forward_causal(s, q.topRows(5), k.topRows(5), v.topRows(5), out.topRows(5), used);
+  attn.forward_causal(expected, q.topRows(5), k.topRows(5), v.topRows(5), out.topRows(5), fresh);
+  for (Index h = 0; h < H; ++h) EXPECT_TRUE(support::same_bits(s.k_sum(h), expected.k_sum(h)));
+}
+
+TEST_F(Mutant, OutputsKeepToTheirColumns) {
+  support::framed<float> out(N, H * M);
+  auto ws = attn.make_workspace();
+  attn.forward_causal(q, k, v, out.matrix(), ws);
+  EXPECT_TRUE(out.frame_intact());
+}
+
+TEST_F(Mutant, LastColumnsAreWritten) {
+  // Three packets of columns: a pair and a single one.
+  const attention wide({.head_dim = D, .value_dim = 12});
+  const matrix values = support::normal_matrix<float>(N, 12, 4);
+  const matrix out = wide.forward_causal(q.leftCols(D), k.leftCols(D), values);
+  EXPECT_TRUE(support::close(out.row(0), values.row(0), rounding));
+}
+
+TEST_F(Mutant, EveryTileReadsItsOwnRows) {
+  EXPECT_TRUE(support::close(causal().row(35), truth().out.row(35), rounding));
+}
+
+TEST_F(Mutant, HeadsAreSeparate) {
+  const attention single({.head_dim = D, .value_dim = M});
+  const matrix out = causal();
+  for (Index h = 0; h < H; ++h) {
+    EXPECT_TRUE(support::close(
+        out.middleCols(h * M, M),
+        single.forward_causal(q.middleCols(h * D, D), k.middleCols(h * D, D), v.middleCols(h * M, M)), rounding));
+  }
+}
+
+TEST_F(Mutant, QueryScaleMultipliesQueries) {
+  const attention scaled({.head_dim = D, .value_dim = M, .heads = H, .query_scale = 0.5});
+  EXPECT_TRUE(support::close(scaled.forward_causal(q, k, v), truth(0.5L).out, rounding));
+}
+
+TEST_F(Mutant, NoKeyGivesZero) {
+  EXPECT_TRUE(support::all_zero(attn.forward(q, matrix(0, H * D), matrix(0, H * M))));
+}
+
+TEST_F(Mutant, MergeAppends) {
+  auto whole = attn.make_state();
+  auto first = attn.make_state();
+  auto later = attn.make_state();
+  attn.absorb(whole, k, v);
+  attn.absorb(first, k.topRows(10), v.topRows(10));
+  attn.absorb(later, k.bottomRows(N - 10), v.bottomRows(N - 10));
+  first.merge(later);
+  for (Index h = 0; h < H; ++h) EXPECT_TRUE(support::close(first.kv(h), whole.kv(h), rounding));
+}
+
+}  // namespace
