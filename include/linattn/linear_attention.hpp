@@ -55,9 +55,9 @@ LINATTN_NAMESPACE_BEGIN
 ///
 /// Errors: wrong types are one-sentence static_asserts. Options and shapes of bulk calls throw std::invalid_argument
 /// with the function's name and both sizes, before anything is written (printed, then abort, without exceptions).
-/// N = 0 and no keys are fine: an output for which no key was seen, or whose denominator is 0, is 0. NaN in row i of q
-/// stays in row i; NaN in row j of k or v reaches rows that see j, and the state. These promises need a compiler that
-/// honours NaN: not -ffast-math.
+/// N = 0 and no keys are fine: an output for which no key was seen, or whose denominator is 0, is 0, unless the query
+/// holds a NaN or an infinity, which shows. NaN in row i of q stays in row i; NaN in row j of k or v reaches the rows
+/// that see j, and the state. These promises need a compiler that honours NaN: not -ffast-math.
 template <class FeatureMap, class UpdateRule = additive, class Scalar = float, Eigen::Index HeadDim = Eigen::Dynamic,
           Eigen::Index ValueDim = HeadDim, Eigen::Index Heads = (HeadDim == Eigen::Dynamic ? Eigen::Dynamic : 1)>
 class linear_attention {
@@ -86,7 +86,8 @@ class linear_attention {
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads>;
 
   /// Throws std::invalid_argument when a dynamic size is missing or below 1, a given size differs from the type's or
-  /// the map's, head counts are unequal, or query_scale or epsilon is not a usable number.
+  /// the map's, head counts are unequal, query_scale or epsilon is not a usable number, or a denominator policy meets
+  /// an operator that does not normalize.
   explicit linear_attention(const options& o = {}, FeatureMap map = FeatureMap());
 
   Eigen::Index head_dim() const noexcept { return m_layout.head_dim; }          ///< D

@@ -91,7 +91,7 @@ class matrix_view {
                   "linattn: this matrix is column-major, but a token must be one contiguous row; use "
                   "linattn::row_matrix<float> (Eigen::MatrixXf is column-major), or pass .transpose() of a (columns, "
                   "tokens) matrix");
-    static_assert(facts::contiguous,
+    static_assert(facts::contiguous || !facts::direct,
                   "linattn: the elements of a row are not contiguous here (inner stride is not 1 at compile time); "
                   "copy into a linattn::row_matrix, or use a Map with an OuterStride only");
     if constexpr (!std::is_const_v<T>) {
@@ -177,7 +177,7 @@ class vector_view {
                   "and store the result, or instantiate linear_attention with the vector's Scalar");
     static_assert(facts::vector,
                   "linattn: one token is a vector, but this is a matrix; pass .row(i) of a row-major matrix");
-    static_assert(int(Eigen::internal::inner_stride_at_compile_time<typename facts::type>::ret) == 1,
+    static_assert(int(Eigen::internal::inner_stride_at_compile_time<typename facts::type>::ret) == 1 || !facts::direct,
                   "linattn: the elements of this vector are not contiguous (a row of a column-major matrix, or a "
                   "column of a row-major one); store it in a linattn::row_vector first");
     if constexpr (!std::is_const_v<T>) {
@@ -225,9 +225,13 @@ bool overlap(const matrix_view<A>& a, const matrix_view<B>& b) noexcept {
   const range ra = bytes_of(a);
   const range rb = bytes_of(b);
   if (ra.last <= rb.first || rb.last <= ra.first) return false;
-  const auto stride = static_cast<std::intptr_t>(a.row_stride()) * static_cast<std::intptr_t>(sizeof(A));
-  if (stride <= 0 || stride != static_cast<std::intptr_t>(b.row_stride()) * static_cast<std::intptr_t>(sizeof(B)))
-    return true;
+  // The direction of a walk does not matter, and one row fits any stride.
+  const auto stride_of = [](const auto& x) {
+    const auto bytes = static_cast<std::intptr_t>(x.row_stride()) * static_cast<std::intptr_t>(sizeof(*x.data()));
+    return x.rows() == 1 ? std::intptr_t(0) : bytes < 0 ? -bytes : bytes;
+  };
+  const std::intptr_t stride = a.rows() == 1 ? stride_of(b) : stride_of(a);
+  if (stride == 0 || (b.rows() != 1 && stride != stride_of(b))) return true;
   const std::intptr_t shift = ((rb.first - ra.first) % stride + stride) % stride;  // b's columns, seen from a's row
   const auto width_a = static_cast<std::intptr_t>(a.cols()) * static_cast<std::intptr_t>(sizeof(A));
   const auto width_b = static_cast<std::intptr_t>(b.cols()) * static_cast<std::intptr_t>(sizeof(B));

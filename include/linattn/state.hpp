@@ -10,8 +10,6 @@
 LINATTN_NAMESPACE_BEGIN
 
 namespace detail {
-struct engine_access;
-
 /// What a state must agree on, for messages.
 inline std::string state_sizes(Eigen::Index heads, Eigen::Index features, Eigen::Index value_dim) {
   return sentence("(", heads, " heads, ", features, " features, ", value_dim, " values)");
@@ -23,10 +21,11 @@ inline std::string state_sizes(Eigen::Index heads, Eigen::Index features, Eigen:
 ///   S = sum_j phi(k_j) v_j^T,   z = sum_j phi(k_j)                                          (eqs. 10, 11, 18, 19)
 ///
 /// A value: a copy forks the sequence (beam search, prefix caches, snapshots to roll back to), assignment between equal
-/// sizes does not allocate, a moved-from or default-made state is empty and is refused by every verb with a sentence.
-/// One 64-byte aligned slab [head][C][M] with rows padded to whole packets; inline, without heap, where C, M and H are
-/// compile-time constants. Memory: H (C M + C) elements of T plus padding, whatever the number of tokens.
-/// Threads: any number may read one state; writing needs exclusive access.
+/// sizes does not allocate. A moved-from or default-made state is empty, and refused by every verb with a sentence;
+/// with compile-time sizes there is no empty state: default-made is fresh, and moving copies. One 64-byte aligned slab
+/// [head][C][M] with rows padded to whole packets; inline, without heap, where C, M and H are compile-time constants.
+/// Memory: H (C M + C) elements of T plus padding, whatever the number of tokens. Threads: any number may read one
+/// state; writing needs exclusive access.
 ///
 /// Entries are sums that never forget under the additive rule: a float entry stops growing at 2^24 additions of one.
 template <class Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>

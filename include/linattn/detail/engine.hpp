@@ -14,7 +14,6 @@
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// The one door through the privacy of state and workspace.
 struct engine_access {
   template <class State, class Layout>
   static State make_state(const Layout& layout, Eigen::Index first_position) {

@@ -13,6 +13,9 @@
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
+/// The one door through the privacy of state and workspace (engine.hpp).
+struct engine_access;
+
 /// A size that is a compile-time constant where N is not Dynamic, and one Index otherwise.
 template <Eigen::Index N>
 struct extent {

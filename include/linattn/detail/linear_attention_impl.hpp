@@ -40,7 +40,6 @@ matrix_view<T> as_row(const vector_view<T>& x) noexcept {
 LINATTN_MEMBER
 LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
     : m_map(std::move(map)),
-      m_query_scale(T(o.query_scale)),
       m_policy(o.denominator),
       m_normalizes(o.normalize.value_or(UpdateRule::normalizes && !detail::has_signed_features<FeatureMap>)) {
   const char* const name = "linear_attention";
@@ -63,12 +62,20 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
   if (features < 1) {
     detail::refuse(name, "the feature map has dimension(", head_dim, ") = ", features, ", it must be at least 1");
   }
-  if (!std::isfinite(m_query_scale))
-    detail::refuse(name, "query_scale is ", o.query_scale, ", not a finite number here");
-  const T epsilon = T(o.denominator.epsilon);  // as it will be used: neither 0 nor inf
-  if (o.denominator.how != denominator_policy::kind::none && !(epsilon > T(0) && std::isfinite(epsilon))) {
-    detail::refuse(name, "the denominator's epsilon is ", o.denominator.epsilon,
-                   ", it must be positive and finite here");
+  // As they will be used, in the accumulator's type: finite, and epsilon not 0.
+  constexpr double largest = double(std::numeric_limits<T>::max());
+  if (!(std::abs(o.query_scale) <= largest)) {
+    detail::refuse(name, "query_scale is ", o.query_scale, ", not a finite number of the operator's type");
+  }
+  m_query_scale = T(o.query_scale);
+  if (o.denominator.how != denominator_policy::kind::none) {
+    const double epsilon = o.denominator.epsilon;
+    if (!(epsilon >= double(std::numeric_limits<T>::min()) && epsilon <= largest)) {
+      detail::refuse(name, "the denominator's epsilon is ", epsilon, ", not a positive number of the operator's type");
+    }
+    if (!m_normalizes) {
+      detail::refuse(name, "a denominator policy is given, but the operator does not normalize; say .normalize = true");
+    }
   }
   // Every entry of a state, and every column of the packed rows, must be countable.
   const double entries = double(heads) * (double(features) + 64) * (double(value_dim) + 64);
