@@ -548,6 +548,15 @@ TEST(Options, NumbersBeyondTheAccumulator) {
   EXPECT_NO_THROW(fixed({.query_scale = 1e60}));
 }
 
+// Signed maps are not normalised by default: a policy for a division that does not take place is a misunderstanding.
+TEST(Options, DenominatorPolicyOfASignedMap) {
+  using signed_map = linattn::linear_attention<linattn::identity>;
+  expect_options_refused<signed_map>({.head_dim = 4, .denominator = denominator_policy::add(1e-6)}, {"normalize"});
+  for (const bool normalize : {true, false}) {
+    EXPECT_NO_THROW(signed_map({.head_dim = 4, .normalize = normalize, .denominator = denominator_policy::add(1e-6)}));
+  }
+}
+
 struct one_feature {
   static constexpr Index dimension(Index) noexcept { return 1; }
   template <class T>

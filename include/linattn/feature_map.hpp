@@ -142,15 +142,15 @@ constexpr bool check_feature_map_members() {
   static_assert(has_dimension<Map>,
                 "linattn: the feature map has no `Eigen::Index dimension(Eigen::Index head_dim) const`; it says how "
                 "many features C a head of D coordinates has (see linattn/feature_map.hpp)");
-  static_assert(has_forward<Map, T> || has_positional_forward<Map, T> || is_asymmetric<Map, T>,
-                "linattn: the feature map has no `void forward(linattn::const_tile<T> x, linattn::tile<T> phi) const` "
-                "for this operator's accumulator type T (nor forward_queries and forward_keys); copy "
-                "linattn/feature_maps/squared_relu.hpp as a start");
   if constexpr (requires { typename Map::scalar; }) {
     static_assert(std::is_same_v<typename Map::scalar, T>,
                   "linattn: the feature map's parameters are of another scalar type than the operator's features; "
                   "write e.g. linear_attention<positive_random<double>, additive, double>");
   }
+  static_assert(has_forward<Map, T> || has_positional_forward<Map, T> || is_asymmetric<Map, T>,
+                "linattn: the feature map has no `void forward(linattn::const_tile<T> x, linattn::tile<T> phi) const` "
+                "for this operator's accumulator type T (nor forward_queries and forward_keys); copy "
+                "linattn/feature_maps/squared_relu.hpp as a start");
   return true;
 }
 

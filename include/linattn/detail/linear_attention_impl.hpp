@@ -73,14 +73,16 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
     if (!(epsilon >= double(std::numeric_limits<T>::min()) && epsilon <= largest)) {
       detail::refuse(name, "the denominator's epsilon is ", epsilon, ", not a positive number of the operator's type");
     }
-    if (!m_normalizes) {
-      detail::refuse(name, "a denominator policy is given, but the operator does not normalize; say .normalize = true");
+    if (!m_normalizes && !o.normalize.has_value()) {
+      detail::refuse(name,
+                     "a denominator policy is given, but with this map the operator does not normalize; say "
+                     ".normalize = true");
     }
   }
   // Every entry of a state, and every column of the packed rows, must be countable.
   const double entries = double(heads) * (double(features) + 64) * (double(value_dim) + 64);
   const double columns = double(heads) * (double(head_dim) + 64);
-  if (std::max(entries, columns) > double(std::numeric_limits<Eigen::Index>::max() / 64)) {
+  if (std::max(entries, columns) > double(std::numeric_limits<Eigen::Index>::max()) / 64) {
     detail::refuse(name, "a state of ", detail::state_sizes(heads, features, value_dim), " for head_dim ", head_dim,
                    " is beyond the address space");
   }
