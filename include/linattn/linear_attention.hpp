@@ -49,15 +49,17 @@ LINATTN_NAMESPACE_BEGIN
 ///   4. absorb(A), absorb(B) = absorb(A stacked on B) = a.merge(b).
 ///   5. The same shapes and splits give the same bits; internal block sizes move rounding only.
 ///   6. Row i of a causal output depends on rows j <= i, bitwise: what follows, NaN or infinite, leaves it alone.
-///   7. denominator none, positive map: V = 1 gives 1, causal row 0 is v_0, outputs lie within [min V, max V].
+///   7. normalised, denominator none and not 0, positive map: V = 1 gives 1, causal row 0 is v_0, outputs lie within
+///   [min V, max V].
 ///   8. The un-normalised output for [V, 1], divided by its last column, is the normalised output.
-///   11. Every path equals the O(N^2) reference: relative RMS <= 1e-6 in float, 1e-13 in double (N <= 4096, N(0, 1)).
+///   11. (9 and 10, masks and gradients, are to come.) Every path equals the O(N^2) reference: relative RMS <= 1e-6 in
+///   float, 1e-13 in double (N <= 4096, N(0, 1)).
 ///
 /// Errors: wrong types are one-sentence static_asserts. Options and shapes of bulk calls throw std::invalid_argument
 /// with the function's name and both sizes, before anything is written (printed, then abort, without exceptions).
-/// N = 0 and no keys are fine: an output for which no key was seen, or whose denominator is 0, is 0, unless the query
-/// holds a NaN or an infinity, which shows. NaN in row i of q stays in row i; NaN in row j of k or v reaches the rows
-/// that see j, and the state. These promises need a compiler that honours NaN: not -ffast-math.
+/// N = 0 and no keys are fine: an output for which no key was seen, or whose denominator is 0, is 0, unless a feature
+/// of the query is NaN or infinite, which shows. NaN in row i of q stays in row i; NaN in row j of k or v reaches the
+/// rows that see j, and the state. These promises need a compiler that honours NaN: not -ffast-math.
 template <class FeatureMap, class UpdateRule = additive, class Scalar = float, Eigen::Index HeadDim = Eigen::Dynamic,
           Eigen::Index ValueDim = HeadDim, Eigen::Index Heads = (HeadDim == Eigen::Dynamic ? Eigen::Dynamic : 1)>
 class linear_attention {
@@ -86,8 +88,9 @@ class linear_attention {
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads>;
 
   /// Throws std::invalid_argument when a dynamic size is missing or below 1, a given size differs from the type's or
-  /// the map's, head counts are unequal, query_scale or epsilon is not a usable number, or a denominator policy meets
-  /// an operator that does not normalize.
+  /// the map's, head counts are unequal, query_scale is not finite, epsilon is not positive and finite, or a
+  /// denominator policy meets a map with signed features and `normalize` is not given. With .normalize = false a policy
+  /// has no effect.
   explicit linear_attention(const options& o = {}, FeatureMap map = FeatureMap());
 
   Eigen::Index head_dim() const noexcept { return m_layout.head_dim; }          ///< D
@@ -133,7 +136,8 @@ class linear_attention {
   row_matrix<Scalar> read(const state_type& s, input q) const;
 
   /// One token of decoding (eqs. 18-20): q_t, k_t (H D), v_t (H M), out_t (H M). Absorbs, then reads. 4 C M flops and
-  /// one read and write of the state a head. Neither allocates nor throws; sizes are LINATTN_ASSERTed.
+  /// one read and write of the state a head. Neither allocates nor throws. Sizes are
+  /// LINATTN_ASSERTed: wrong ones are undefined behaviour in release builds.
   void step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
             workspace_type& ws) const noexcept;
 

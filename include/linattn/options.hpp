@@ -47,7 +47,7 @@ struct options {
   double query_scale = 1;        ///< multiplies q before the feature map
   std::optional<bool> normalize =
       std::nullopt;  ///< divide by phi(q).z; default: yes, except for maps with signed features
-  denominator_policy denominator = denominator_policy::none();
+  denominator_policy denominator = denominator_policy::none();  ///< of no effect unless normalized
 };
 
 LINATTN_NAMESPACE_END

@@ -68,14 +68,16 @@ class state {
     return {head_data(head) + m_layout.z_offset(), features()};
   }
 
-  /// Back to a state just made, bit for bit; no allocation.
+  /// Back to a state just made, bit for bit, first_position() kept; no allocation.
   void reset() noexcept {
     std::fill(m_slab.data(), m_slab.data() + m_slab.size(), T(0));
     m_tokens = 0;
   }
 
   /// Appends: what this state has absorbed, then what `later` has. S += S_later, z += z_later, elementwise; equal to
-  /// absorbing both parts in turn, to rounding. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
+  /// absorbing both parts in turn, to rounding; both states from one operator, and for maps that know positions `later`
+  /// made with make_state(first_position() + tokens()). May be *this, which doubles it. Throws std::invalid_argument if
+  /// the sizes differ. H (C M + C) flops.
   void merge(const state& later) {
     if (m_slab.size() == 0 || m_slab.size() != later.m_slab.size() || heads() != later.heads() ||
         features() != later.features() || value_dim() != later.value_dim()) {
@@ -100,7 +102,8 @@ class state {
       : m_layout(layout), m_slab(layout.size()), m_first_position(first_position) {}
 
   const T* head_data(Eigen::Index head) const {
-    if (head < 0 || head >= heads() || m_slab.size() == 0) {
+    if (m_slab.size() == 0) detail::refuse("state", "this state is empty (default-made or moved from)");
+    if (head < 0 || head >= heads()) {
       detail::refuse("state", "head ", head, " of a state of ", heads(), " heads");
     }
     return m_slab.data() + head * m_layout.head_stride();

@@ -3,12 +3,12 @@
 
 #include <linattn/version.hpp>
 
+#include <cstdio>
 #include <string>
 
 #if defined(__cpp_exceptions) || defined(_CPPUNWIND)
 #include <stdexcept>
 #else
-#include <cstdio>
 #include <cstdlib>
 #endif
 
@@ -24,7 +24,11 @@ namespace detail {
 inline void append(std::string& text, const char* part) { text += part; }
 inline void append(std::string& text, const std::string& part) { text += part; }
 inline void append(std::string& text, Eigen::Index part) { text += std::to_string(part); }
-inline void append(std::string& text, double part) { text += std::to_string(part); }
+inline void append(std::string& text, double part) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%g", part);
+  text += digits;
+}
 
 /// A sentence from its parts: strings and numbers.
 template <class... Parts>

@@ -256,7 +256,10 @@ void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_
 LINATTN_MEMBER
 void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws,
                             matrix_view<accumulator_type> denominators) const {
-  require("read", "denominators", denominators.rows(), denominators.cols(), q.rows(), 1, "1");
+  if (denominators.rows() != q.rows() || denominators.cols() != heads()) {
+    detail::refuse("read", "denominators is ", detail::shape_text(denominators.rows(), denominators.cols()),
+                   ", expected ", detail::shape_text(q.rows(), heads()), ": (tokens, heads)");
+  }
   require_read(s, q, out, ws);
   LINATTN_ASSERT(!detail::overlap(denominators, q) && !detail::overlap(denominators, out) &&
                  "linattn: the denominators overlap an input or the output");
