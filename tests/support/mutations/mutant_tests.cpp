@@ -1,8 +1,8 @@
 // What the mutations of list.cmake break, one named test for each. Compiled once per mutation, so there is one operator
 // type and everything is small: 38 tokens are a pass of 32 and one of 6, with a whole and a partial micro-block; D = 5
 // and M = 6 are a whole packet of four and a partial one; two heads.
-#include <linattn/linear_attention.hpp>
 #include <linattn/feature_maps/elu_plus_one.hpp>
+#include <linattn/linear_attention.hpp>
 
 #include "support/compare.hpp"
 #include "support/inputs.hpp"
@@ -22,9 +22,9 @@ constexpr double rounding = support::tolerance<float>::relative_rms;
 
 struct Mutant : testing::Test {
   attention attn{linattn::options{.head_dim = D, .value_dim = M, .heads = H}};
-  matrix q = support::normal_matrix<float>(N, H * D, 1);
-  matrix k = support::normal_matrix<float>(N, H * D, 2);
-  matrix v = support::normal_matrix<float>(N, H * M, 3);
+  matrix q = support::normal_matrix<float>(N, H* D, 1);
+  matrix k = support::normal_matrix<float>(N, H* D, 2);
+  matrix v = support::normal_matrix<float>(N, H* M, 3);
 
   matrix causal() const { return attn.forward_causal(q, k, v); }
   support::oracle_result truth(long double query_scale = 1) const {
@@ -126,9 +126,7 @@ TEST_F(Mutant, QueryScaleMultipliesQueries) {
   EXPECT_TRUE(support::close(scaled.forward_causal(q, k, v), truth(0.5L).out, rounding));
 }
 
-TEST_F(Mutant, NoKeyGivesZero) {
-  EXPECT_TRUE(support::all_zero(attn.forward(q, matrix(0, H * D), matrix(0, H * M))));
-}
+TEST_F(Mutant, NoKeyGivesZero) { EXPECT_TRUE(support::all_zero(attn.forward(q, matrix(0, H * D), matrix(0, H * M)))); }
 
 TEST_F(Mutant, MergeAppends) {
   auto whole = attn.make_state();
