@@ -53,13 +53,14 @@ LINATTN_NAMESPACE_BEGIN
 ///   [min V, max V].
 ///   8. The un-normalised output for [V, 1], divided by its last column, is the normalised output.
 ///   11. (9 and 10, masks and gradients, are to come.) Every path equals the O(N^2) reference: relative RMS <= 1e-6 in
-///   float, 1e-13 in double (N <= 4096, N(0, 1)).
+///   float, 1e-13 in double (N <= 4096, N(0, 1),
+///       elementwise positive maps; in float from D = 16 on, below that up to 2e-6, as for positive_random).
 ///
 /// Errors: wrong types are one-sentence static_asserts. Options and shapes of bulk calls throw std::invalid_argument
 /// with the function's name and both sizes, before anything is written (printed, then abort, without exceptions).
 /// N = 0 and no keys are fine: an output for which no key was seen, or whose denominator is 0, is 0, unless a feature
-/// of the query is NaN or infinite, which shows. NaN in row i of q stays in row i; NaN in row j of k or v reaches the
-/// rows that see j, and the state. These promises need a compiler that honours NaN: not -ffast-math.
+/// of the query, or a value seen, is NaN or infinite, which shows. NaN in row i of q stays in row i; NaN in row j of k
+/// or v reaches the rows that see j, and the state. These promises need a compiler that honours NaN: not -ffast-math.
 template <class FeatureMap, class UpdateRule = additive, class Scalar = float, Eigen::Index HeadDim = Eigen::Dynamic,
           Eigen::Index ValueDim = HeadDim, Eigen::Index Heads = (HeadDim == Eigen::Dynamic ? Eigen::Dynamic : 1)>
 class linear_attention {

@@ -150,10 +150,6 @@ void unpack_outputs(const Layout& layout, const T* values, const T* denominators
       T* to = token + h * value_dim;
       if constexpr (Normalizes) {
         const reciprocal<T> factor(policy(denominators[h * layout.tokens() + r]));
-        if (factor.power == T(0)) {  // whatever the values hold
-          std::fill(to, to + value_dim, T(0));
-          continue;
-        }
         const P power(factor.power);
         const P inverse(factor.inverse);
         for (Eigen::Index m = 0; m < whole; m += P::size) (P::load(from + m) * power * inverse).store_unaligned(to + m);
