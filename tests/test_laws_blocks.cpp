@@ -124,6 +124,32 @@ void check() {
 }
 
 TYPED_TEST(LawBlocks, MoveRoundingOnlyInAnElementwiseMap) { check<TypeParam, linattn::elu_plus_one>(); }
+/// Rows in the cache and rows fetched ahead from memory take different turns through the kernel, not different sums.
+TYPED_TEST(LawBlocks, LongSequencesGiveTheBitsOfTheirParts) {
+  using T = TypeParam;
+  using matrix = support::row_matrix<T>;
+  constexpr Index D = 20, M = 9, H = 2, N = 40000, part = 10000;  // N rows are more than 4 MiB, a part is less
+  const linattn::linear_attention<linattn::elu_plus_one, linattn::additive, T> attn(
+      {.head_dim = D, .value_dim = M, .heads = H});
+  const support::attention_inputs<T> x(N, H * D, H * M, 21);
+  auto ws = attn.make_workspace();
+  auto whole = attn.make_state();
+  auto parts = attn.make_state();
+  matrix expected(N, H * M), out(N, H * M);
+  attn.forward_causal(whole, x.q, x.k, x.v, out, ws);
+  for (Index i = 0; i < N; i += part) {
+    attn.forward_causal(parts, x.q.middleRows(i, part), x.k.middleRows(i, part), x.v.middleRows(i, part),
+                        expected.middleRows(i, part), ws);
+  }
+  EXPECT_TRUE(support::same_bits(out, expected));
+  for (Index h = 0; h < H; ++h) EXPECT_TRUE(support::same_bits(whole.kv(h), parts.kv(h)));
+  attn.forward(x.q, x.k, x.v, out, ws);
+  for (Index i = 0; i < N; i += part) {
+    attn.read(whole, x.q.middleRows(i, part), expected.middleRows(i, part), ws);
+  }
+  EXPECT_TRUE(support::same_bits(out, expected));
+}
+
 TYPED_TEST(LawBlocks, MoveRoundingOnlyInAMapOfTiles) { check<TypeParam, linattn::positive_random<TypeParam>>(); }
 
 }  // namespace

@@ -8,41 +8,38 @@ LINATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Tokens packed at once: as many as keep the packed block of all heads within a share of L2, widest_block to
-/// most_tokens. A function of the shapes alone; it moves no rounding, because the kernel's block is smaller.
+/// Tokens packed at once: q and k of one head fill half of L1, but no fewer than least_tokens. A function of the shapes
+/// alone; it moves no rounding, because the kernel's block is smaller.
 template <class T>
-constexpr Eigen::Index tokens_per_pass(Eigen::Index elements_per_token) noexcept {
-  constexpr Eigen::Index budget = Eigen::Index(192 * 1024 / sizeof(T));
-  Eigen::Index tokens = most_tokens;
-  while (tokens > widest_block && tokens * elements_per_token > budget) tokens /= 2;
-  return tokens;
+constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride) noexcept {
+  constexpr Eigen::Index budget = Eigen::Index(16 * 1024 / sizeof(T));
+  return 2 * feature_stride * most_tokens <= budget ? most_tokens : least_tokens;
 }
 
-/// Where the packed block of `tokens` tokens lies: [head][token][C or M] for features and values, a tile of x for maps
-/// that are not elementwise, the two factors of 1 / denominator, and a state for the verbs that are called without one.
+/// Where the packed rows of `tokens` tokens of one head lie: features and values (T, C or M), outputs, a tile of x for
+/// maps that are not elementwise, the denominators, and a state for the verbs that are called without one.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads>
 struct workspace_layout {
   state_layout<T, Features, ValueDim, Heads> state;
   extent<HeadDim> head_dim;  // D
 
-  constexpr Eigen::Index elements_per_token() const noexcept {
-    return state.heads * (2 * state.feature_stride() + state.row_stride());
-  }
-  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T>(elements_per_token()); }
-  constexpr Eigen::Index head_features() const noexcept { return tokens() * state.feature_stride(); }
-  constexpr Eigen::Index head_values() const noexcept { return tokens() * state.row_stride(); }
-  constexpr Eigen::Index queries() const noexcept { return 0; }
-  constexpr Eigen::Index keys() const noexcept { return queries() + round_up(state.heads * head_features(), line<T>); }
-  constexpr Eigen::Index values() const noexcept { return keys() + round_up(state.heads * head_features(), line<T>); }
-  constexpr Eigen::Index tile() const noexcept { return values() + round_up(state.heads * head_values(), line<T>); }
+  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T>(state.feature_stride()); }
   constexpr Eigen::Index tile_stride() const noexcept { return round_up(head_dim, line<T>); }
-  constexpr Eigen::Index denominators() const noexcept { return tile() + tokens() * tile_stride(); }
-  constexpr Eigen::Index own_state() const noexcept {
-    return denominators() + round_up(state.heads * tokens(), line<T>);
-  }
+
+  constexpr Eigen::Index queries() const noexcept { return 0; }
+  constexpr Eigen::Index keys() const noexcept { return queries() + lines(state.feature_stride()); }
+  constexpr Eigen::Index values() const noexcept { return keys() + lines(state.feature_stride()); }
+  constexpr Eigen::Index outputs() const noexcept { return values() + lines(state.row_stride()); }
+  constexpr Eigen::Index tile() const noexcept { return outputs() + lines(state.row_stride()); }
+  constexpr Eigen::Index denominators() const noexcept { return tile() + lines(tile_stride()); }
+  constexpr Eigen::Index own_state() const noexcept { return denominators() + lines(1); }
   constexpr Eigen::Index size() const noexcept { return own_state() + state.size(); }
 
   static constexpr bool is_fixed = state_layout<T, Features, ValueDim, Heads>::is_fixed && HeadDim != Eigen::Dynamic;
+
+ private:
+  /// Elements of one block of `tokens` rows, in whole cache lines.
+  constexpr Eigen::Index lines(Eigen::Index row) const noexcept { return round_up(tokens() * row, line<T>); }
 };
 
 }  // namespace detail

@@ -51,9 +51,9 @@ struct engine {
   bool normalizes;
 
   /// `state` is the slab; q, k, v, out are packed (N, H D), (N, H D), (N, H M), (N, H M), unused ones empty. `position`
-  /// is that of row 0. denominators (N, H), optional: q.z before the policy. Tokens are packed `layout.tokens()` at a
-  /// time; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's bits do not
-  /// depend on what follows it.
+  /// is that of row 0. denominators (N, H), optional: q.z before the policy. Head by head, `layout.tokens()` tokens at
+  /// a time; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's bits do
+  /// not depend on what follows it.
   template <Eigen::Index B, bool Reads, bool Writes>
   void pass(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
             const matrix_view<const T>& k, const matrix_view<const T>& v, const matrix_view<T>& out,
@@ -67,47 +67,75 @@ struct engine {
   }
 
  private:
+  /// Rows of less than this are taken to be in the cache already, where fetching them costs more than it saves.
+  static constexpr Eigen::Index near_bytes = Eigen::Index(4) << 20;
+
   template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes>
   void pass_rows(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
                  const matrix_view<const T>& k, const matrix_view<const T>& v, const matrix_view<T>& out,
                  Eigen::Index position, T* scratch, const matrix_view<T>& denominators_out) const {
-    T* const queries = scratch + layout.queries();            // (H, T, C)
-    T* const keys = scratch + layout.keys();                  // (H, T, C)
-    T* const values = scratch + layout.values();              // (H, T, M)
-    T* const denominators = scratch + layout.denominators();  // (H, T)
-    T* const tile_scratch = scratch + layout.tile();          // (T, D)
+    T* const queries = scratch + layout.queries();            // (T, C)
+    T* const keys = scratch + layout.keys();                  // (T, C)
+    T* const values = scratch + layout.values();              // (T, M)
+    T* const outputs = scratch + layout.outputs();            // (T, M)
+    T* const denominators = scratch + layout.denominators();  // (T)
+    T* const tile = scratch + layout.tile();                  // (T, D)
+    const Eigen::Index heads = layout.state.heads;
+    const Eigen::Index head_dim = layout.head_dim;
+    const Eigen::Index value_dim = layout.state.value_dim;
+    const Eigen::Index most = layout.tokens();
+    const bool far = tokens * 2 * heads * (head_dim + value_dim) * Eigen::Index(sizeof(T)) > near_bytes;
 
-    for (Eigen::Index first = 0; first < tokens; first += layout.tokens()) {
-      const Eigen::Index rows = std::min(Eigen::Index(layout.tokens()), tokens - first);
-      if constexpr (Reads) {
-        pack_features<role::query>(map, layout, q, first, rows, B, query_scale, position, tile_scratch, queries);
-      }
-      if constexpr (Writes) {
-        pack_features<role::key>(map, layout, k, first, rows, B, T(1), position, tile_scratch, keys);
-        pack_values(layout, v, first, rows, B, values);
-      }
-      const Eigen::Index blocks = round_up(rows, B) / B;
-      for (Eigen::Index h = 0; h < layout.state.heads; ++h) {
-        const head_block<T> head{queries + h * layout.head_features(), keys + h * layout.head_features(),
-                                 values + h * layout.head_values()};
-        attend_head<B, Reads, Writes, Normalizes>(layout.state, blocks, head, state + h * layout.state.head_stride(),
-                                                  denominators + h * layout.tokens());
-      }
-      if constexpr (Reads) {
-        if (normalizes) {
-          unpack_outputs<true>(layout, values, denominators, policy, out, first, rows);
-        } else {
-          unpack_outputs<false>(layout, values, denominators, policy, out, first, rows);
+    for (Eigen::Index first = 0; first < tokens; first += most) {
+      const Eigen::Index rows = std::min(most, tokens - first);
+      for (Eigen::Index h = 0; h < heads; ++h) {
+        const tile_position where{position + first, h};
+        if constexpr (Reads) {
+          pack_features<role::query>(map, layout, q.row(first) + h * head_dim, q.row_stride(), rows, B, query_scale,
+                                     where, tile, queries);
         }
-        if (Normalizes && denominators_out.rows() > 0) {
-          for (Eigen::Index r = 0; r < rows; ++r) {
-            for (Eigen::Index h = 0; h < layout.state.heads; ++h) {
-              denominators_out(first + r, h) = denominators[h * layout.tokens() + r];
-            }
+        if constexpr (Writes) {
+          pack_features<role::key>(map, layout, k.row(first) + h * head_dim, k.row_stride(), rows, B, T(1), where, tile,
+                                   keys);
+          pack_values(layout, v.row(first) + h * value_dim, v.row_stride(), rows, B, values);
+        }
+        rows_ahead<T> next;
+        if (B > 1 && far) {
+          next = h + 1 < heads
+                     ? ahead<Reads, Writes>(q, k, v, out, first, rows, h + 1)
+                     : ahead<Reads, Writes>(q, k, v, out, first + rows, std::min(most, tokens - first - rows), 0);
+        }
+        attend_head<B, Reads, Writes, Normalizes, T>(layout.state, round_up(rows, B) / B,
+                                                     {queries, keys, values, outputs},
+                                                     state + h * layout.state.head_stride(), denominators, next);
+        if constexpr (Reads) {
+          T* const to = out.row(first) + h * value_dim;
+          if (Normalizes && normalizes) {
+            unpack_outputs<true>(layout, outputs, denominators, policy, to, out.row_stride(), rows);
+          } else {
+            unpack_outputs<false>(layout, outputs, denominators, policy, to, out.row_stride(), rows);
+          }
+          if (Normalizes && denominators_out.rows() > 0) {
+            for (Eigen::Index r = 0; r < rows; ++r) denominators_out(first + r, h) = denominators[r];
           }
         }
       }
     }
+  }
+
+  /// The rows of one head that packing will touch.
+  template <bool Reads, bool Writes>
+  LINATTN_INLINE rows_ahead<T> ahead(const matrix_view<const T>& q, const matrix_view<const T>& k,
+                                     const matrix_view<const T>& v, const matrix_view<T>& out, Eigen::Index first,
+                                     Eigen::Index rows, Eigen::Index head) const {
+    rows_ahead<T> next(rows);
+    if (rows <= 0) return next;
+    const auto add = [&](const auto& x, Eigen::Index dim)
+                         LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim); };
+    if constexpr (Reads) add(q, layout.head_dim);
+    if constexpr (Writes) add(k, layout.head_dim), add(v, layout.state.value_dim);
+    if constexpr (Reads) add(out, layout.state.value_dim);
+    return next;
   }
 };
 

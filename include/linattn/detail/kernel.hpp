@@ -1,196 +1,249 @@
 // The micro-block kernel: B tokens x a panel of packets against a state panel.
 //
-// For tokens i = 0 ... B-1 of a micro-block, with the state S_0 (C, M) as it was before the block,
+// For tokens i = 0 ... B-1 of a micro-block, in turn,
 //
-//     o_i = q_i S_0 + sum_{j <= i} (q_i . k_j) v_j        S = S_0 + sum_j k_j v_j^T
+//     S = S + k_i v_i^T          o_i = q_i S          z = z + k_i          denominator_i = q_i . z
 //
-// One pass over the rows c of S does both: load the panel of row c once, B fused multiply-adds of q_i[c] into the
-// outputs, B of k_i[c] v_i into the row, store the row once. What the block owes itself is the B x B lower triangle of
-// products P_ij = q_i . k_j, computed before. Reading alone (Writes = false) and writing alone (Reads = false) are the
-// two halves of the non-causal form; B = 1 is a decode step.
+// One pass over the rows c of S does it for the whole block: load the panel of row c once; for each token add k_i[c]
+// v_i to the row and q_i[c] times the row to its output; store the row once. A row's tokens are a chain of additions,
+// but rows are independent of each other, so the processor overlaps them. Reading alone (Writes = false) and writing
+// alone (Reads = false) are the two halves of the non-causal form; B = 1 is a decode step. An element of S and of an
+// output is the same chain of roundings whatever B is.
 #pragma once
 
 #include <linattn/detail/layout.hpp>
 
+#include <algorithm>
+#include <cstdint>
+
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// Tokens of a micro-block. Causal: 4 tokens by 2 packets are 16 accumulators and values, which is what 16 registers
-/// with memory operands, or 32 without, sustain: 0.94 to 0.98 of the FMA peak at C = M = 64 to 256 with AVX-512, 0.92
-/// to 0.94 with AVX2; 8 by 1 falls to 0.67 there. Reading or writing alone leaves room for 8 where there are 32
-/// registers: 0.95 to 0.97 against 0.72 (reading, too few chains to hide the latency) and 0.95 (writing).
 inline constexpr Eigen::Index causal_block = 4;
 inline constexpr Eigen::Index half_block = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
 inline constexpr Eigen::Index widest_block = 8;
 
-/// Tokens of one packing pass at most.
+/// Packets of a panel. A decode step has registers for four, and 128 bytes a row is where it moves most: 200 GB/s in L2
+/// with 2 x 64 or 4 x 32 bytes, 150 with 1 x 64 or 4 x 64, 120 with 2 x 32.
+template <class T, Eigen::Index B>
+inline constexpr Eigen::Index panel_packets = B == 1 && packet<T>::size * sizeof(T) <= 32 ? 4 : 2;
+
+/// Tokens of one packing pass: multiples of every block.
+inline constexpr Eigen::Index least_tokens = 16;
 inline constexpr Eigen::Index most_tokens = 32;
 
 /// A pass that only reads leaves the state const.
 template <bool Writes, class T>
 using state_pointer = std::conditional_t<Writes, T*, const T*>;
 
-/// The packed rows of one head: token i has q + i * feature_stride (C), k likewise, v + i * value_stride (M).
+/// The packed rows of one head: token i has q + i * feature_stride (C), k likewise, v + i * row_stride (M), out
+/// likewise.
 template <class T>
-struct head_block {
+struct head_rows {
   const T* q;
   const T* k;
-  T* v;  ///< values in, outputs out
+  const T* v;
+  T* out;
 };
 
-/// One micro-block against `Packets` packets of value columns. S (C, Packets) with rows `layout.row_stride()` apart;
-/// products (B, B), lower triangle; values are read from, and outputs written to, rows of v `value_stride` apart.
-template <Eigen::Index B, Eigen::Index Packets, bool Reads, bool Writes, class T, class Layout>
-LINATTN_INLINE void micro_block(const Layout& layout, const head_block<T>& block, const T* products,
-                                state_pointer<Writes, T> S) {
-  using P = packet<T>;
-  const Eigen::Index feature_stride = layout.feature_stride();
-  const Eigen::Index row_stride = layout.row_stride();
-  const T* const q = block.q;
-  const T* const k = block.k;
-  T* const v = block.v;
+/// The caller's rows that come next: what the packing of the next head, or of the next tokens, will read and write.
+/// The kernel fetches them into L2 while it computes, a few lines before each micro-block: a packing pass alone is too
+/// short for the processor's own prefetcher to reach memory speed (10 GB/s instead of 40), and one line left out costs
+/// as much as all of them.
+template <class T>
+class rows_ahead {
+ public:
+  rows_ahead() = default;
+  explicit rows_ahead(Eigen::Index rows) : m_rows(rows) {}
 
+  /// Rows of `size` elements, `stride` apart.
+  LINATTN_INLINE void add(const T* first, Eigen::Index stride, Eigen::Index size) {
+    const auto before = Eigen::Index(reinterpret_cast<std::uintptr_t>(first) % slab_alignment / sizeof(T));
+    m_blocks[m_size++] = {first - before, stride, round_up(before + size, line<T>) / line<T>};
+  }
+
+  /// What one of `panels` panels fetches before each micro-block of B tokens: some of the block's rows, or a piece of
+  /// one. As a rule these are as many lines as the panel has, of each of q, k, v and out; they are listed once for all
+  /// blocks, because the loops over rows and lines take longer than the prefetches.
+  template <Eigen::Index B, Eigen::Index PanelLines>
+  class share {
+   public:
+    LINATTN_INLINE share(const rows_ahead& all, Eigen::Index panel, Eigen::Index panels) : m_all(all) {
+      const Eigen::Index pieces = std::max(panels / B, Eigen::Index(1));
+      const Eigen::Index height = (B + panels - 1) / panels;
+      const Eigen::Index first = panel / pieces * height;
+      for (Eigen::Index i = 0; i < all.m_size; ++i) {
+        const block& x = all.m_blocks[i];
+        const Eigen::Index width = (x.lines + pieces - 1) / pieces;
+        const Eigen::Index begin = panel % pieces * width;
+        Eigen::Index n = 0;
+        for (Eigen::Index r = first; r < std::min(first + height, B); ++r) {
+          for (Eigen::Index l = begin; l < std::min(begin + width, x.lines) && n < capacity; ++l) {
+            m_lines[i][n++] = x.first + r * x.stride + l * line<T>;
+          }
+        }
+        m_groups[i] = (n + group - 1) / group;
+        for (; n < m_groups[i] * group; ++n) m_lines[i][n] = m_lines[i][0];
+      }
+    }
+
+    /// Before the block that begins with `token`.
+    LINATTN_INLINE void fetch(Eigen::Index token) const {
+      if (token + B > m_all.m_rows) return;
+      for (Eigen::Index i = 0; i < m_all.m_size; ++i) {
+        const Eigen::Index offset = token * m_all.m_blocks[i].stride;
+        for (Eigen::Index g = 0; g < m_groups[i]; ++g) {
+          unroll<group>([&](auto n) LINATTN_INLINE_LAMBDA { LINATTN_PREFETCH(m_lines[i][g * group + n] + offset); });
+        }
+      }
+    }
+
+   private:
+    static constexpr Eigen::Index group = B * PanelLines;
+    static constexpr Eigen::Index capacity = 8 * group;
+
+    const rows_ahead& m_all;
+    const T* m_lines[4][capacity];
+    Eigen::Index m_groups[4];
+  };
+
+ private:
+  struct block {
+    const T* first = nullptr;
+    Eigen::Index stride = 0;
+    Eigen::Index lines = 0;
+  };
+  block m_blocks[4];
+  Eigen::Index m_size = 0;
+  Eigen::Index m_rows = 0;
+};
+
+/// One micro-block against `rows` rows of `Packets` packets of value columns. q, k (B, rows) have rows feature_stride
+/// apart; v, out (B, Packets) and S (rows, Packets) row_stride. Outputs are set, or added to where `adds`. Pointers
+/// move with the row of S: addresses computed from its index would cost more than the arithmetic of a short block.
+template <Eigen::Index B, Eigen::Index Packets, bool Reads, bool Writes, class T>
+LINATTN_INLINE void micro_block(const T* q, const T* k, const T* v, T* out, state_pointer<Writes, T> S,
+                                Eigen::Index feature_stride, Eigen::Index row_stride, Eigen::Index rows, bool adds) {
+  using P = packet<T>;
   P value[B][Packets];   // (B, Packets)
   P output[B][Packets];  // (B, Packets)
   unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
     unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
       if constexpr (Writes) value[i][p] = P::load(v + i * row_stride + p * P::size);
-      if constexpr (Reads) output[i][p] = P::zero();
+      if constexpr (Reads) output[i][p] = adds ? P::load(out + i * row_stride + p * P::size) : P::zero();
     });
   });
-  for (Eigen::Index c = 0; c < layout.features; ++c) {
+  for (; rows > 0; --rows, ++q, ++k, S += row_stride) {
     P row[Packets];
-    const auto address = S + c * row_stride;
-    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load(address + p * P::size); });
-    if constexpr (Reads) {
-      unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-        const P feature = P::broadcast(q + i * feature_stride + c);
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p] = fma(feature, row[p], output[i][p]); });
-      });
-    }
-    if constexpr (Writes) {
-      unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-        const P feature = P::broadcast(k + i * feature_stride + c);
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = fma(feature, value[i][p], row[p]); });
-      });
-      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(address + p * P::size); });
-    }
+    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load(S + p * P::size); });
+    unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
+      if constexpr (Writes) {
+        const P key = P::broadcast(k + i * feature_stride);
+        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = fma(key, value[i][p], row[p]); });
+      }
+      if constexpr (Reads) {
+        const P query = P::broadcast(q + i * feature_stride);
+        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p] = fma(query, row[p], output[i][p]); });
+      }
+    });
+    if constexpr (Writes) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(S + p * P::size); });
   }
   if constexpr (Reads) {
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-      if constexpr (Writes) {
-        unroll<i + 1>([&](auto j) LINATTN_INLINE_LAMBDA {
-          const P product = P::broadcast(products + i * B + j);
-          unroll<Packets>([&](auto p)
-                              LINATTN_INLINE_LAMBDA { output[i][p] = fma(product, value[j][p], output[i][p]); });
-        });
-      }
-      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p].store(v + i * row_stride + p * P::size); });
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p].store(out + i * row_stride + p * P::size); });
     });
   }
 }
 
-/// What a micro-block owes itself, and its normaliser. For i = 0 ... B-1, with z_0 (C) as it was before the block,
-///
-///     products_ij = q_i . k_j  (j <= i)     denominator_i = q_i . z_0 + sum_{j <= i} products_ij     z = z_0 + sum_j
-///     k_j
-///
-/// q, k (B, C) are padded with zeros to whole packets. Denominators are left alone unless Normalizes.
-template <Eigen::Index B, bool Normalizes, class T, class Layout>
-LINATTN_INLINE void block_products(const Layout& layout, const head_block<T>& block, T* z, T* products,
-                                   T* denominators) {
+/// micro_block as a function of its own: its registers do not depend on what surrounds a call, and it is compiled once
+/// per scalar, shape and form for every layout.
+template <Eigen::Index B, Eigen::Index Packets, bool Reads, bool Writes, class T>
+LINATTN_NOINLINE void call_micro_block(const T* q, const T* k, const T* v, T* out, state_pointer<Writes, T> S,
+                                       Eigen::Index feature_stride, Eigen::Index row_stride, Eigen::Index rows,
+                                       bool adds) {
+  micro_block<B, Packets, Reads, Writes, T>(q, k, v, out, S, feature_stride, row_stride, rows, adds);
+}
+
+/// The normaliser's half of a micro-block: z (C) and, where Normalizes, one denominator a token. q, k (B, C) and z are
+/// padded with zeros to whole packets, `stride` elements.
+template <Eigen::Index B, bool Normalizes, bool Writes, class T>
+LINATTN_INLINE void normalizer_block(const T* q, const T* k, Eigen::Index stride, state_pointer<Writes, T> z,
+                                     T* denominators) {
   using P = packet<T>;
-  const Eigen::Index stride = layout.feature_stride();
-  P product[B][B];  // (B, B), lower triangle
-  P read[B];        // (B)
-  unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-    unroll<i + 1>([&](auto j) LINATTN_INLINE_LAMBDA { product[i][j] = P::zero(); });
-    read[i] = P::zero();
-  });
+  P product[B];  // (B)
+  unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { product[i] = P::zero(); });
   for (Eigen::Index c = 0; c < stride; c += P::size) {
-    const P before = P::load(z + c);
-    P after = before;
-    P key[B];
-    unroll<B>([&](auto j) LINATTN_INLINE_LAMBDA {
-      key[j] = P::load(block.k + j * stride + c);
-      after = after + key[j];
-    });
-    after.store(z + c);
+    P total = P::load(z + c);
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-      const P query = P::load(block.q + i * stride + c);
-      if constexpr (Normalizes) read[i] = fma(query, before, read[i]);
-      unroll<i + 1>([&](auto j) LINATTN_INLINE_LAMBDA { product[i][j] = fma(query, key[j], product[i][j]); });
+      if constexpr (Writes) total = total + P::load(k + i * stride + c);
+      if constexpr (Normalizes) product[i] = fma(P::load(q + i * stride + c), total, product[i]);
     });
+    if constexpr (Writes) total.store(z + c);
   }
-  unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-    T denominator = Normalizes ? sum(read[i]) : T(0);
-    unroll<i + 1>([&](auto j) LINATTN_INLINE_LAMBDA {
-      products[i * B + j] = sum(product[i][j]);
-      denominator += products[i * B + j];
-    });
-    if constexpr (Normalizes) denominators[i] = denominator;
-  });
+  if constexpr (Normalizes) {
+    unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { denominators[i] = sum(product[i]); });
+  }
 }
 
-/// q . z of one token, C padded to whole packets.
+/// Rows of S that the blocks of a pass run over before the next ones: a panel of them stays in L1 beside the features.
 template <class T>
-LINATTN_INLINE T dot(Eigen::Index padded_size, const T* q, const T* z) {
-  using P = packet<T>;
-  P total = P::zero();
-  for (Eigen::Index c = 0; c < padded_size; c += P::size) total = fma(P::load(q + c), P::load(z + c), total);
-  return sum(total);
-}
+inline constexpr Eigen::Index feature_tile = (16 * 1024) / (2 * packet<T>::size * Eigen::Index(sizeof(T)));
 
-/// z += k of one token, C padded to whole packets.
-template <class T>
-LINATTN_INLINE void accumulate(Eigen::Index padded_size, const T* k, T* z) {
-  using P = packet<T>;
-  for (Eigen::Index c = 0; c < padded_size; c += P::size) (P::load(z + c) + P::load(k + c)).store(z + c);
-}
+/// A state so small, and known to the compiler, that a call would cost as much as the work.
+template <class Layout>
+inline constexpr bool is_small = Layout::is_fixed&& Layout().size() <= 1024;
 
-/// `Blocks` micro-blocks against all value columns of a head, panel by panel, so that the state panel stays in L1 while
-/// the blocks go by. products: B x B of each block in turn.
-template <Eigen::Index B, bool Reads, bool Writes, class T, class Layout>
-LINATTN_INLINE void head_pass(const Layout& layout, Eigen::Index blocks, const head_block<T>& head, const T* products,
-                              state_pointer<Writes, T> S) {
+/// `blocks` micro-blocks of one head against its S (C, M) and the z (C) behind it; denominators one a token. Panel by
+/// panel and tile by tile, so that a piece of the state stays in L1 while the blocks go by.
+template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes, class T, class Layout>
+LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
+                                state_pointer<Writes, T> S, T* denominators, const rows_ahead<T>& next) {
   constexpr Eigen::Index size = packet<T>::size;
-  constexpr Eigen::Index widest = B == 1 ? 4 : 2;  // packets: a decode step has the registers for four
+  constexpr Eigen::Index widest = panel_packets<T, B>;
+  const Eigen::Index features = layout.features;
+  const Eigen::Index feature_stride = layout.feature_stride();
+  const Eigen::Index row_stride = layout.row_stride();
+  if constexpr (Writes || Normalizes) {
+    for (Eigen::Index token = 0; token < blocks * B; token += B) {
+      normalizer_block<B, Normalizes, Writes>(x.q + token * feature_stride, x.k + token * feature_stride,
+                                              feature_stride, S + layout.z_offset(), denominators + token);
+    }
+  }
+  const Eigen::Index panels = (row_stride + widest * size - 1) / (widest * size);
   const auto panel = [&](auto packets, Eigen::Index m) LINATTN_INLINE_LAMBDA {
-    for (Eigen::Index b = 0; b < blocks; ++b) {
-      const head_block<T> block{head.q + b * B * layout.feature_stride(), head.k + b * B * layout.feature_stride(),
-                                head.v + b * B * layout.row_stride() + m};
-      micro_block<B, packets, Reads, Writes>(layout, block, products + b * B * B, S + m);
+    const auto blocks_of = [&](Eigen::Index c, const auto& before) LINATTN_INLINE_LAMBDA {
+      const Eigen::Index rows = std::min(feature_tile<T>, features - c);
+      for (Eigen::Index token = 0; token < blocks * B; token += B) {
+        before(token);
+        const T* const q = x.q + token * feature_stride + c;
+        const T* const k = x.k + token * feature_stride + c;
+        const T* const v = x.v + token * row_stride + m;
+        T* const out = x.out + token * row_stride + m;
+        const auto state = S + c * row_stride + m;
+        if constexpr (B == 1 && is_small<Layout>) {
+          micro_block<B, packets, Reads, Writes, T>(q, k, v, out, state, feature_stride, row_stride, rows, c > 0);
+        } else {
+          call_micro_block<B, packets, Reads, Writes, T>(q, k, v, out, state, feature_stride, row_stride, rows, c > 0);
+        }
+      }
+    };
+    if constexpr (B == 1) {
+      blocks_of(0, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
+    } else {
+      const typename rows_ahead<T>::template share<B, (packets * size + line<T> - 1) / line<T>> ahead(
+          next, m / (widest * size), panels);
+      blocks_of(0, [&](Eigen::Index token) LINATTN_INLINE_LAMBDA { ahead.fetch(token); });
+    }
+    for (Eigen::Index c = feature_tile<T>; c < features; c += feature_tile<T>) {
+      blocks_of(c, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
     }
   };
-  const Eigen::Index columns = layout.row_stride();
   Eigen::Index m = 0;
-  for (; m + widest * size <= columns; m += widest * size) panel(std::integral_constant<Eigen::Index, widest>(), m);
+  for (; m + widest * size <= row_stride; m += widest * size) panel(std::integral_constant<Eigen::Index, widest>(), m);
   if constexpr (widest > 2) {
-    for (; m + 2 * size <= columns; m += 2 * size) panel(std::integral_constant<Eigen::Index, 2>(), m);
+    for (; m + 2 * size <= row_stride; m += 2 * size) panel(std::integral_constant<Eigen::Index, 2>(), m);
   }
-  for (; m < columns; m += size) panel(std::integral_constant<Eigen::Index, 1>(), m);
-}
-
-/// `blocks` micro-blocks of one head against its S (C, M) and the z (C) behind it; denominators one a token.
-/// Instantiated per scalar, shape and form, never per feature map.
-template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes, class T, class Layout>
-void attend_head(const Layout& layout, Eigen::Index blocks, const head_block<T>& head, state_pointer<Writes, T> S,
-                 T* denominators) {
-  alignas(slab_alignment) T products[most_tokens * B];  // B x B a block
-  const auto z = S + layout.z_offset();
-  const Eigen::Index stride = layout.feature_stride();
-  for (Eigen::Index b = 0; b < blocks; ++b) {
-    const head_block<T> block{head.q + b * B * stride, head.k + b * B * stride, nullptr};
-    if constexpr (Reads && Writes) {
-      block_products<B, Normalizes>(layout, block, z, products + b * B * B, denominators + b * B);
-    } else {
-      for (Eigen::Index i = 0; i < B; ++i) {
-        if constexpr (Writes) accumulate(stride, block.k + i * stride, z);
-        if constexpr (Reads && Normalizes) denominators[b * B + i] = dot(stride, block.q + i * stride, z);
-      }
-    }
-  }
-  head_pass<B, Reads, Writes>(layout, blocks, head, products, S);
+  for (; m < row_stride; m += size) panel(std::integral_constant<Eigen::Index, 1>(), m);
 }
 
 }  // namespace detail

@@ -6,6 +6,7 @@
 
 #include <Eigen/Core>
 #include <cmath>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -34,8 +35,34 @@ struct packet {
   static LINATTN_INLINE packet broadcast(const T* x) { return Eigen::internal::pset1<native>(*x); }
   static LINATTN_INLINE packet load(const T* x) { return Eigen::internal::pload<native>(x); }
   static LINATTN_INLINE packet load_unaligned(const T* x) { return Eigen::internal::ploadu<native>(x); }
+  /// Lanes 0 ... n-1 from x, the others 0; 0 < n < size. Nothing else is read.
+  static LINATTN_INLINE packet load_partial(const T* x, Eigen::Index n) {
+    if constexpr (Eigen::internal::unpacket_traits<native>::masked_load_available) {
+      return Eigen::internal::ploadu<native>(x, first_lanes(n));
+    } else {
+      alignas(slab_alignment) T buffer[size] = {};
+      for (Eigen::Index i = 0; i < n; ++i) buffer[i] = x[i];
+      return load(buffer);
+    }
+  }
   LINATTN_INLINE void store(T* x) const { Eigen::internal::pstore(x, lanes); }
   LINATTN_INLINE void store_unaligned(T* x) const { Eigen::internal::pstoreu(x, lanes); }
+  /// Lanes 0 ... n-1 to x; 0 < n < size. Nothing else is written.
+  LINATTN_INLINE void store_partial(T* x, Eigen::Index n) const {
+    if constexpr (Eigen::internal::unpacket_traits<native>::masked_store_available) {
+      Eigen::internal::pstoreu<T>(x, lanes, first_lanes(n));
+    } else {
+      alignas(slab_alignment) T buffer[size];
+      store(buffer);
+      for (Eigen::Index i = 0; i < n; ++i) x[i] = buffer[i];
+    }
+  }
+
+  /// Lanes 0 ... n-1, the others 0 whatever they were; 0 < n < size.
+  LINATTN_INLINE packet first(Eigen::Index n) const {
+    const native index = Eigen::internal::plset<native>(T(0));
+    return Eigen::internal::pand(lanes, Eigen::internal::pcmp_lt(index, Eigen::internal::pset1<native>(T(n))));
+  }
 
   friend LINATTN_INLINE packet operator+(const packet& a, const packet& b) {
     return Eigen::internal::padd(a.lanes, b.lanes);
@@ -66,10 +93,18 @@ struct packet {
   /// The largest integers <= x.
   friend LINATTN_INLINE packet floor(const packet& x) { return Eigen::internal::pfloor(x.lanes); }
   friend LINATTN_INLINE T sum(const packet& x) { return Eigen::internal::predux(x.lanes); }
+
+ private:
+  /// The bits of lanes 0 ... n-1: what Eigen's masked loads and stores of floats take.
+  static constexpr auto first_lanes(Eigen::Index n) {
+    using mask = std::conditional_t<(size > 8), std::uint16_t, std::uint8_t>;
+    return static_cast<mask>((1u << n) - 1);
+  }
 };
 
-/// y 2^n for integral n, rounded once: correct into the subnormal range and up to overflow, |n| <= 2 max_exponent.
-template <class T>
+/// y 2^n for integral n and y in [1/2, 2], rounded once: correct into the subnormal range and up to overflow, where
+/// |n| <= 2 max_exponent. Negative promises n <= 0, and saves instructions.
+template <bool Negative, class T>
 LINATTN_INLINE packet<T> scale_by_power_of_two(const packet<T>& y, const packet<T>& n) {
   using native = typename packet<T>::native;
 #if defined(EIGEN_VECTORIZE_AVX512)
@@ -77,14 +112,19 @@ LINATTN_INLINE packet<T> scale_by_power_of_two(const packet<T>& y, const packet<
   if constexpr (std::is_same_v<native, __m512d>) return packet<T>(_mm512_scalef_pd(y.lanes, n.lanes));
 #endif
   if constexpr (packet<T>::size > 1 && std::is_same_v<T, float>) {
-    // Two normal factors 2^a 2^b, built from integers in float: (a + 127) 2^23 is exact and is the bit pattern of 2^a.
+    // 2^a of a normal number, built from integers in float: (a + 127) 2^23 is exact and is its bit pattern.
     using integers = typename Eigen::internal::unpacket_traits<native>::integer_packet;
-    const auto power = [](const packet<T>& a) -> packet<T> {
+    const auto power = [](const packet<T>& a) LINATTN_INLINE_LAMBDA -> packet<T> {
       const packet<T> bits = fma(a, packet<T>(T(8388608)), packet<T>(T(127) * T(8388608)));
       return Eigen::internal::preinterpret<native>(Eigen::internal::pcast<native, integers>(bits.lanes));
     };
-    const packet<T> a = floor(n * packet<T>(T(0.5)));
-    return y * power(a) * power(n - a);
+    if constexpr (Negative) {
+      constexpr float shift = 60;  // n >= -151, and n + 60 is the exponent of a normal number
+      return y * power(n + packet<T>(shift)) * packet<T>(T(0x1p-60F));
+    } else {
+      const packet<T> half = floor(n * packet<T>(T(0.5)));
+      return y * power(half) * power(n - half);
+    }
   } else if constexpr (packet<T>::size > 1) {
     return Eigen::internal::pldexp(y.lanes, n.lanes);
   } else {
@@ -92,19 +132,14 @@ LINATTN_INLINE packet<T> scale_by_power_of_two(const packet<T>& y, const packet<
   }
 }
 
-/// e^x: at most 2 ulp, gradual underflow, exactly 0 at -inf, inf only on overflow, NaN kept; the same with every
-/// Eigen. (Eigen 3.4's own is up to 4 ulp off, overflows at 88.4 and does not reach 0 at -inf on SSE and AVX2.)
-///
-///   e^x = 2^n e^r,   n = floor(x / ln 2 + 1/2),   |r| <= ln(2) / 2,   e^r = 1 + r + r^2 p(r)
-///
-/// p interpolates (e^r - 1 - r) / r^2 at Chebyshev nodes; the relative error of the polynomial is 1.0e-8 (float,
-/// degree 4) and 2.3e-19 (double, degree 10). n ln 2 is subtracted in two parts, the first exact.
-template <class T>
-LINATTN_INLINE packet<T> exp(const packet<T>& argument) {
+/// e^x, see exp; Negative promises x <= 0 or NaN, and saves two instructions.
+template <bool Negative, class T>
+LINATTN_INLINE packet<T> exp_in_range(const packet<T>& argument) {
   using P = packet<T>;
   constexpr bool single = std::is_same_v<T, float>;
   // Beyond these e^x is 0 or inf whatever it is. The argument comes first: its NaN survives.
-  const P x = min(max(argument, P(single ? T(-104.5) : T(-746))), P(single ? T(89) : T(710)));
+  P x = max(argument, P(single ? T(-104.5) : T(-746)));
+  if constexpr (!Negative) x = min(x, P(single ? T(89) : T(710)));
   const P n = floor(fma(x, P(T(1.4426950408889634074)), P(T(0.5))));
   const P high = fma(n, P(single ? T(-0.693359375) : T(-6.93147180369123816490e-01)), x);
   const P r = fma(n, P(single ? T(2.12194440e-4) : T(-1.90821492927058770002e-10)), high);
@@ -114,7 +149,6 @@ LINATTN_INLINE packet<T> exp(const packet<T>& argument) {
     p = fma(p, r, P(T(0.008363179053)));
     p = fma(p, r, P(T(0.04166655462)));
     p = fma(p, r, P(T(0.1666657699)));
-    p = fma(p, r, P(T(0.5)));
   } else {
     p = P(T(2.0914686968086876e-09));
     p = fma(p, r, P(T(2.5105217004720745e-08)));
@@ -126,9 +160,29 @@ LINATTN_INLINE packet<T> exp(const packet<T>& argument) {
     p = fma(p, r, P(T(0.0083333333333261358)));
     p = fma(p, r, P(T(0.041666666666666671)));
     p = fma(p, r, P(T(0.16666666666666671)));
-    p = fma(p, r, P(T(0.5)));
   }
-  return scale_by_power_of_two(fma(r * r, p, r) + P(T(1)), n);
+  p = fma(p, r, P(T(0.5)));
+  p = fma(p, r, P(T(1)));
+  p = fma(p, r, P(T(1)));
+  return scale_by_power_of_two<Negative>(p, n);
+}
+
+/// e^x: at most 2 ulp, gradual underflow, exactly 0 at -inf, inf only on overflow, NaN kept; the same with every
+/// Eigen. (Eigen 3.4's own is up to 4 ulp off, overflows at 88.4 and does not reach 0 at -inf on SSE and AVX2.)
+///
+///   e^x = 2^n e^r,   n = floor(x / ln 2 + 1/2),   |r| <= ln(2) / 2,   e^r = 1 + r + r^2 p(r)
+///
+/// p interpolates (e^r - 1 - r) / r^2 at Chebyshev nodes; the relative error of the polynomial is 1.0e-8 (float,
+/// degree 4) and 2.3e-19 (double, degree 10). n ln 2 is subtracted in two parts, the first exact.
+template <class T>
+LINATTN_INLINE packet<T> exp(const packet<T>& x) {
+  return exp_in_range<false>(x);
+}
+
+/// e^min(x, 0), as exp.
+template <class T>
+LINATTN_INLINE packet<T> exp_of_negative(const packet<T>& x) {
+  return exp_in_range<true>(min(x, packet<T>(T(0))));
 }
 
 /// f(integral_constant<Index, 0>) ... f(integral_constant<Index, N - 1>): a loop that is unrolled by the language, so

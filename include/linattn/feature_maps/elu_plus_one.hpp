@@ -16,7 +16,7 @@ struct elu_plus_one {
 
   template <class Packet>
   Packet packet(const Packet& x) const noexcept {
-    return max(x, Packet(0)) + exp(min(x, Packet(0)));
+    return max(x, Packet(0)) + exp_of_negative(x);
   }
 
   template <class T>

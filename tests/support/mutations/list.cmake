@@ -2,66 +2,66 @@
 # The text stands in the file exactly once. A mutation compiles, and does not make the program crash.
 
 mutation(one_sign detail/kernel.hpp StateIsTheSumOfOuterProducts
-  "row[p] = fma(feature, value[i][p], row[p]);"
-  "row[p] = fma(feature, P::zero() - value[i][p], row[p]);")
+  "row[p] = fma(key, value[i][p], row[p]);"
+  "row[p] = fma(key, P::zero() - value[i][p], row[p]);")
 
 mutation(ragged_end_of_a_row_dropped detail/packing.hpp LastCoordinatesCount
-  "if (whole < n) {"
-  "if (whole < n && whole == 0) {")
+  "if (whole < n) f("
+  "if (whole < n && whole == 0) f(")
 
 mutation(last_block_not_rounded_up detail/engine.hpp LastRowsAreWritten
   "round_up(rows, B) / B"
   "rows / B")
 
 mutation(first_block_dropped detail/kernel.hpp EveryRowThatIsSeenMatters
-  "for (Eigen::Index b = 0; b < blocks; ++b) {
-      const head_block<T> block{head.q"
-  "for (Eigen::Index b = blocks > 1 ? 1 : 0; b < blocks; ++b) {
-      const head_block<T> block{head.q")
+  "for (Eigen::Index token = 0; token < blocks * B; token += B) {
+        before(token);"
+  "for (Eigen::Index token = blocks > 1 ? B : 0; token < blocks * B; token += B) {
+        before(token);")
 
 mutation(last_value_row_dropped detail/packing.hpp LastValuesCount
-  "const T* token = v.row(first + r);"
-  "if (r + 1 == rows) break;
-    const T* token = v.row(first + r);")
+  "transform_rows(v, v_stride, rows,"
+  "transform_rows(v, v_stride, rows - 1,")
 
 mutation(rows_do_not_see_themselves detail/kernel.hpp FirstRowIsItsValue
-  "unroll<i + 1>([&](auto j) LINATTN_INLINE_LAMBDA {
-          const P product"
-  "unroll<i>([&](auto j) LINATTN_INLINE_LAMBDA {
-          const P product")
+  "output[i][p] = fma(query, row[p], output[i][p]);"
+  "output[i][p] = fma(query, Writes ? P::load(S + p * P::size) : row[p], output[i][p]);")
 
 mutation(denominator_without_the_own_token detail/kernel.hpp OnesGiveOne
-  "denominator += products[i * B + j];"
-  "if (j < i) denominator += products[i * B + j];")
+  "product[i] = fma(P::load(q + i * stride + c), total, product[i]);"
+  "product[i] = fma(P::load(q + i * stride + c), Writes ? P::load(z + c) : total, product[i]);")
+
+mutation(second_tile_of_the_state_forgets_the_first detail/kernel.hpp FeaturesBeyondATileCount
+  "output[i][p] = adds ? P::load(out + i * row_stride + p * P::size) : P::zero();"
+  "output[i][p] = P::zero();")
 
 mutation(padding_features_not_zeroed detail/packing.hpp OnesGiveOne
-  "std::fill(lanes + (n - whole), lanes + P::size, T(0));"
-  "")
+  ".first(n - whole).store(to + whole);"
+  ".store(to + whole);")
 
 mutation(stale_rows_fill_the_last_block detail/packing.hpp AUsedWorkspaceIsAsGoodAsANewOne
-  "T* head = phi + h * head_stride;
-    std::fill(head + rows * stride, head + round_up(rows, block) * stride, T(0));"
+  "std::fill(phi + rows * stride, phi + round_up(rows, block) * stride, T(0));"
   "")
 
 mutation(one_element_too_many_written detail/packing.hpp OutputsKeepToTheirColumns
-  "for (Eigen::Index m = whole; m < value_dim; ++m) to[m]"
-  "for (Eigen::Index m = whole; m <= value_dim; ++m) to[m]")
+  ".store_partial(out + m, value_dim - m);"
+  ".store_partial(out + m, value_dim - m + 1);")
 
 mutation(last_panel_dropped detail/kernel.hpp LastColumnsAreWritten
   "for (; m < columns; m += size) panel("
   "for (; m + size < columns; m += size) panel(")
 
 mutation(second_tile_reads_the_first detail/packing.hpp EveryTileReadsItsOwnRows
-  "const T* token = x.row(first + r);"
-  "const T* token = x.row(r);")
+  "q.row(first) + h * head_dim"
+  "q.row(0) + h * head_dim")
 
-mutation(one_denominator_for_all_heads detail/packing.hpp HeadsAreSeparate
-  "policy(denominators[h * layout.tokens() + r])"
-  "policy(denominators[r])")
+mutation(heads_read_the_first_ones_queries detail/engine.hpp HeadsAreSeparate
+  "pack_features<role::query>(map, layout, q.row(first) + h * head_dim"
+  "pack_features<role::query>(map, layout, q.row(first)")
 
 mutation(query_scale_dropped detail/packing.hpp QueryScaleMultipliesQueries
-  "Role == role::query ? values * scale : values"
-  "Role == role::query ? values : values")
+  "f(values * scale)"
+  "f(values)")
 
 mutation(zero_denominator_divides detail/packing.hpp NoKeyGivesZero
   "if (denominator == T(0)) return;"

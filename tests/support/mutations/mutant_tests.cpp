@@ -121,6 +121,15 @@ TEST_F(Mutant, HeadsAreSeparate) {
   }
 }
 
+TEST_F(Mutant, FeaturesBeyondATileCount) {
+  constexpr Index wide = 600;  // a tile is 512 rows of the state with packets of four
+  const attention many({.head_dim = wide, .value_dim = M});
+  const matrix x = support::normal_matrix<float>(6, wide, 5);
+  const auto expected =
+      support::oracle_recurrent(support::oracle_elu_plus_one(), x, x, v.topLeftCorner(6, M), {.causal = true});
+  EXPECT_TRUE(support::close(many.forward_causal(x, x, v.topLeftCorner(6, M)), expected.out, rounding));
+}
+
 TEST_F(Mutant, QueryScaleMultipliesQueries) {
   const attention scaled({.head_dim = D, .value_dim = M, .heads = H, .query_scale = 0.5});
   EXPECT_TRUE(support::close(scaled.forward_causal(q, k, v), truth(0.5L).out, rounding));
