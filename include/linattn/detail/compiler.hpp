@@ -24,7 +24,7 @@
 #if defined(_MSC_VER) && !defined(__clang__)
 #define LINATTN_PREFETCH(address) static_cast<void>(address)
 #else
-#define LINATTN_PREFETCH(address) __builtin_prefetch(address, 0, 2)
+#define LINATTN_PREFETCH(address) __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 2)
 #endif
 
 /// GCC drops the alignment attribute of SIMD types used as template arguments and says so at every use; nothing here

@@ -99,7 +99,7 @@ struct engine {
                                    keys);
           pack_values(layout, v.row(first) + h * value_dim, v.row_stride(), rows, B, values);
         }
-        rows_ahead<T> next;
+        rows_ahead next;
         if (B > 1 && far) {
           next = h + 1 < heads
                      ? ahead<Reads, Writes>(q, k, v, out, first, rows, h + 1)
@@ -125,10 +125,10 @@ struct engine {
 
   /// The rows of one head that packing will touch.
   template <bool Reads, bool Writes>
-  LINATTN_INLINE rows_ahead<T> ahead(const matrix_view<const T>& q, const matrix_view<const T>& k,
-                                     const matrix_view<const T>& v, const matrix_view<T>& out, Eigen::Index first,
-                                     Eigen::Index rows, Eigen::Index head) const {
-    rows_ahead<T> next(rows);
+  LINATTN_INLINE rows_ahead ahead(const matrix_view<const T>& q, const matrix_view<const T>& k,
+                                  const matrix_view<const T>& v, const matrix_view<T>& out, Eigen::Index first,
+                                  Eigen::Index rows, Eigen::Index head) const {
+    rows_ahead next(rows);
     if (rows <= 0) return next;
     const auto add = [&](const auto& x, Eigen::Index dim)
                          LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim); };

@@ -12,9 +12,9 @@
 #pragma once
 
 #include <linattn/detail/layout.hpp>
+#include <linattn/detail/rows_ahead.hpp>
 
 #include <algorithm>
-#include <cstdint>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -44,78 +44,6 @@ struct head_rows {
   const T* k;
   const T* v;
   T* out;
-};
-
-/// The caller's rows that come next: what the packing of the next head, or of the next tokens, will read and write.
-/// The kernel fetches them into L2 while it computes, a few lines before each micro-block: a packing pass alone is too
-/// short for the processor's own prefetcher to reach memory speed (10 GB/s instead of 40), and one line left out costs
-/// as much as all of them.
-template <class T>
-class rows_ahead {
- public:
-  rows_ahead() = default;
-  explicit rows_ahead(Eigen::Index rows) : m_rows(rows) {}
-
-  /// Rows of `size` elements, `stride` apart.
-  LINATTN_INLINE void add(const T* first, Eigen::Index stride, Eigen::Index size) {
-    const auto before = Eigen::Index(reinterpret_cast<std::uintptr_t>(first) % slab_alignment / sizeof(T));
-    m_blocks[m_size++] = {first - before, stride, round_up(before + size, line<T>) / line<T>};
-  }
-
-  /// What one of `panels` panels fetches before each micro-block of B tokens: some of the block's rows, or a piece of
-  /// one. As a rule these are as many lines as the panel has, of each of q, k, v and out; they are listed once for all
-  /// blocks, because the loops over rows and lines take longer than the prefetches.
-  template <Eigen::Index B, Eigen::Index PanelLines>
-  class share {
-   public:
-    LINATTN_INLINE share(const rows_ahead& all, Eigen::Index panel, Eigen::Index panels) : m_all(all) {
-      const Eigen::Index pieces = std::max(panels / B, Eigen::Index(1));
-      const Eigen::Index height = (B + panels - 1) / panels;
-      const Eigen::Index first = panel / pieces * height;
-      for (Eigen::Index i = 0; i < all.m_size; ++i) {
-        const block& x = all.m_blocks[i];
-        const Eigen::Index width = (x.lines + pieces - 1) / pieces;
-        const Eigen::Index begin = panel % pieces * width;
-        Eigen::Index n = 0;
-        for (Eigen::Index r = first; r < std::min(first + height, B); ++r) {
-          for (Eigen::Index l = begin; l < std::min(begin + width, x.lines) && n < capacity; ++l) {
-            m_lines[i][n++] = x.first + r * x.stride + l * line<T>;
-          }
-        }
-        m_groups[i] = (n + group - 1) / group;
-        for (; n < m_groups[i] * group; ++n) m_lines[i][n] = m_lines[i][0];
-      }
-    }
-
-    /// Before the block that begins with `token`.
-    LINATTN_INLINE void fetch(Eigen::Index token) const {
-      if (token + B > m_all.m_rows) return;
-      for (Eigen::Index i = 0; i < m_all.m_size; ++i) {
-        const Eigen::Index offset = token * m_all.m_blocks[i].stride;
-        for (Eigen::Index g = 0; g < m_groups[i]; ++g) {
-          unroll<group>([&](auto n) LINATTN_INLINE_LAMBDA { LINATTN_PREFETCH(m_lines[i][g * group + n] + offset); });
-        }
-      }
-    }
-
-   private:
-    static constexpr Eigen::Index group = B * PanelLines;
-    static constexpr Eigen::Index capacity = 8 * group;
-
-    const rows_ahead& m_all;
-    const T* m_lines[4][capacity];
-    Eigen::Index m_groups[4];
-  };
-
- private:
-  struct block {
-    const T* first = nullptr;
-    Eigen::Index stride = 0;
-    Eigen::Index lines = 0;
-  };
-  block m_blocks[4];
-  Eigen::Index m_size = 0;
-  Eigen::Index m_rows = 0;
 };
 
 /// One micro-block against `rows` rows of `Packets` packets of value columns. q, k (B, rows) have rows feature_stride
@@ -197,7 +125,7 @@ inline constexpr bool is_small = Layout::is_fixed&& Layout().size() <= 1024;
 /// panel and tile by tile, so that a piece of the state stays in L1 while the blocks go by.
 template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes, class T, class Layout>
 LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
-                                state_pointer<Writes, T> S, T* denominators, const rows_ahead<T>& next) {
+                                state_pointer<Writes, T> S, T* denominators, const rows_ahead& next) {
   constexpr Eigen::Index size = packet<T>::size;
   constexpr Eigen::Index widest = panel_packets<T, B>;
   const Eigen::Index features = layout.features;
@@ -230,8 +158,8 @@ LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const
     if constexpr (B == 1) {
       blocks_of(0, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
     } else {
-      const typename rows_ahead<T>::template share<B, (packets * size + line<T> - 1) / line<T>> ahead(
-          next, m / (widest * size), panels);
+      constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;
+      const rows_ahead::share<B, lines> ahead(next, m / (widest * size), panels);
       blocks_of(0, [&](Eigen::Index token) LINATTN_INLINE_LAMBDA { ahead.fetch(token); });
     }
     for (Eigen::Index c = feature_tile<T>; c < features; c += feature_tile<T>) {
