@@ -39,8 +39,8 @@ LINATTN_NAMESPACE_BEGIN
 /// The operator is immutable: one per layer, shared by threads and sequences. A `state` belongs to one sequence, a
 /// `workspace` to one thread. Matrices are packed, one token per row, head h in columns h D ... (h + 1) D - 1.
 /// Arguments: subject (state), inputs, outputs, scratch. Outputs are overwritten; they must not overlap inputs
-/// (asserted in debug builds). Calls that take a workspace do not allocate; the others allocate it, and what they
-/// return.
+/// (asserted in debug builds). Calls that take a workspace do not allocate and may stand in a [[clang::nonblocking]]
+/// function (refusing wrong arguments does allocate); the others allocate it, and what they return.
 ///
 /// Laws, to rounding where not said otherwise; each is a property test:
 ///   1. step = absorb of one row, then read of one row.
@@ -137,10 +137,11 @@ class linear_attention {
   row_matrix<Scalar> read(const state_type& s, input q) const;
 
   /// One token of decoding (eqs. 18-20): q_t, k_t (H D), v_t (H M), out_t (H M). Absorbs, then reads. 4 C M flops and
-  /// one read and write of the state a head. Neither allocates nor throws. Sizes are
-  /// LINATTN_ASSERTed: wrong ones are undefined behaviour in release builds.
+  /// one read and write of the state a head. Neither allocates nor throws; a map that does either is reported by
+  /// -Wfunction-effects and -fsanitize=realtime (clang >= 20). Sizes are LINATTN_ASSERTed: wrong ones are undefined
+  /// behaviour in release builds.
   void step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
-            workspace_type& ws) const noexcept;
+            workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
 
  private:
   using T = accumulator_type;

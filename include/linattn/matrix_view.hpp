@@ -129,10 +129,10 @@ class matrix_view {
  private:
   void check() const {
     if (m_rows < 0 || m_cols < 0) {
-      detail::refuse("matrix_view", "a size is negative: ", detail::shape_text(m_rows, m_cols));
+      detail::refuse("matrix_view", "a size is negative: ", detail::shape_text{m_rows, m_cols});
     }
     if (m_data == nullptr && m_rows > 0 && m_cols > 0) {
-      detail::refuse("matrix_view", "a null pointer cannot hold ", detail::shape_text(m_rows, m_cols));
+      detail::refuse("matrix_view", "a null pointer cannot hold ", detail::shape_text{m_rows, m_cols});
     }
     const Eigen::Index distance = m_row_stride < 0 ? -m_row_stride : m_row_stride;
     if (!std::is_const_v<T> && m_rows > 1 && distance < m_cols) {

@@ -11,8 +11,13 @@ LINATTN_NAMESPACE_BEGIN
 
 namespace detail {
 /// What a state must agree on, for messages.
-inline std::string state_sizes(Eigen::Index heads, Eigen::Index features, Eigen::Index value_dim) {
-  return sentence("(", heads, " heads, ", features, " features, ", value_dim, " values)");
+struct state_sizes {
+  Eigen::Index heads;
+  Eigen::Index features;
+  Eigen::Index value_dim;
+};
+inline void append(std::string& text, const state_sizes& part) {
+  text += sentence("(", part.heads, " heads, ", part.features, " features, ", part.value_dim, " values)");
 }
 }  // namespace detail
 
@@ -81,7 +86,7 @@ class state {
   void merge(const state& later) {
     if (m_slab.size() == 0 || m_slab.size() != later.m_slab.size() || heads() != later.heads() ||
         features() != later.features() || value_dim() != later.value_dim()) {
-      detail::refuse("state::merge", "this state is ", sizes(), ", the later one ", later.sizes());
+      detail::refuse("state::merge", "this state is ", *this, ", the later one ", later);
     }
     T* sum = m_slab.data();
     const T* addend = later.m_slab.data();
@@ -92,7 +97,7 @@ class state {
   /// "(H heads, C features, M values)" for messages, or that there is nothing.
   std::string sizes() const {
     if (m_slab.size() == 0) return "empty (default-made or moved from)";
-    return detail::state_sizes(heads(), features(), value_dim());
+    return detail::sentence(detail::state_sizes{heads(), features(), value_dim()});
   }
 
  private:

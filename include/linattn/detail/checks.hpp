@@ -1,15 +1,15 @@
 // Errors: one sentence with the function's name and both sizes, before anything is written.
 #pragma once
 
+#include <linattn/detail/compiler.hpp>
 #include <linattn/version.hpp>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #if defined(__cpp_exceptions) || defined(_CPPUNWIND)
 #include <stdexcept>
-#else
-#include <cstdlib>
 #endif
 
 /// Debug-build precondition: shapes in `step`, outputs that overlap inputs. Define it before including linattn to
@@ -30,7 +30,12 @@ inline void append(std::string& text, double part) {
   text += digits;
 }
 
-/// A sentence from its parts: strings and numbers.
+/// A state, by its sizes.
+template <class State>
+requires requires(const State& state) { state.sizes(); }
+void append(std::string& text, const State& part) { text += part.sizes(); }
+
+/// A sentence from its parts: strings, numbers, and what has an `append`.
 template <class... Parts>
 std::string sentence(const Parts&... parts) {
   std::string text;
@@ -38,11 +43,17 @@ std::string sentence(const Parts&... parts) {
   return text;
 }
 
-inline std::string shape_text(Eigen::Index rows, Eigen::Index cols) { return sentence("(", rows, ", ", cols, ")"); }
+/// Written as "(rows, cols)". Like every part of a refusal no string yet: nothing to destroy where it is checked.
+struct shape_text {
+  Eigen::Index rows;
+  Eigen::Index cols;
+};
+inline void append(std::string& text, const shape_text& part) {
+  text += sentence("(", part.rows, ", ", part.cols, ")");
+}
 
-/// Throws std::invalid_argument("linattn::<function>: <parts>"); prints it and aborts where exceptions are off.
 template <class... Parts>
-[[noreturn]] void refuse(const char* function, const Parts&... parts) {
+void throw_refusal(const char* function, const Parts&... parts) {
   const std::string text = sentence("linattn::", function, ": ", parts...);
 #if defined(__cpp_exceptions) || defined(_CPPUNWIND)
   throw std::invalid_argument(text);
@@ -50,6 +61,20 @@ template <class... Parts>
   std::fputs((text + "\n").c_str(), stderr);
   std::abort();
 #endif
+}
+
+/// Throws std::invalid_argument("linattn::<function>: <parts>"); prints it and aborts where exceptions are off.
+///
+/// A caller's mistake, which allocates its sentence, is no part of the real-time path: called through a pointer that
+/// hides it from -Wfunction-effects, so that checks are allowed in a LINATTN_NONBLOCKING caller. The sanitizer still
+/// reports a refusal that happens there.
+template <class... Parts>
+[[noreturn]] void refuse(const char* function, const Parts&... parts) {
+  LINATTN_PUSH_EFFECT_WARNINGS
+  void (*const hidden)(const char*, const Parts&...) LINATTN_NONBLOCKING = &throw_refusal<Parts...>;
+  LINATTN_POP_EFFECT_WARNINGS
+  hidden(function, parts...);
+  std::abort();  // not reached: a pointer's type cannot say that its function does not return
 }
 
 }  // namespace detail

@@ -37,3 +37,19 @@
 #define LINATTN_PUSH_SIMD_WARNINGS
 #define LINATTN_POP_SIMD_WARNINGS
 #endif
+
+/// On a function, after const and noexcept: it takes bounded time, without heap, locks or system calls. From clang 20
+/// on a promise that -Wfunction-effects checks at compile time and -fsanitize=realtime at run time. Only for functions
+/// that do not throw: an exception leaves the sanitizer in the real-time context for good. Inline functions without it
+/// are checked where they are called. LINATTN_PUSH_EFFECT_WARNINGS: up to the pop, a conversion may add the promise to
+/// a function that does not keep it.
+#if defined(__clang__) && __clang_major__ >= 20
+#define LINATTN_NONBLOCKING [[clang::nonblocking]]
+#define LINATTN_PUSH_EFFECT_WARNINGS \
+  _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wfunction-effects\"")
+#define LINATTN_POP_EFFECT_WARNINGS _Pragma("clang diagnostic pop")
+#else
+#define LINATTN_NONBLOCKING
+#define LINATTN_PUSH_EFFECT_WARNINGS
+#define LINATTN_POP_EFFECT_WARNINGS
+#endif

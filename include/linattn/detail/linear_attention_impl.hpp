@@ -83,7 +83,7 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
   const double entries = double(heads) * (double(features) + 64) * (double(value_dim) + 64);
   const double columns = double(heads) * (double(head_dim) + 64);
   if (std::max(entries, columns) > double(std::numeric_limits<Eigen::Index>::max()) / 64) {
-    detail::refuse(name, "a state of ", detail::state_sizes(heads, features, value_dim), " for head_dim ", head_dim,
+    detail::refuse(name, "a state of ", detail::state_sizes{heads, features, value_dim}, " for head_dim ", head_dim,
                    " is beyond the address space");
   }
   m_layout.head_dim = detail::extent<HeadDim>(head_dim);
@@ -103,8 +103,8 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols,
                                Eigen::Index want_rows, Eigen::Index dim, const char* dim_name) const {
   if (rows == want_rows && cols == heads() * dim) return;
-  detail::refuse(function, name, " is ", detail::shape_text(rows, cols), ", expected ",
-                 detail::shape_text(want_rows, heads() * dim), ": (tokens, heads * ", dim_name, " = ", heads(), " * ",
+  detail::refuse(function, name, " is ", detail::shape_text{rows, cols}, ", expected ",
+                 detail::shape_text{want_rows, heads() * dim}, ": (tokens, heads * ", dim_name, " = ", heads(), " * ",
                  dim, ")");
 }
 
@@ -116,8 +116,7 @@ bool LINATTN_OPERATOR::fits(const state_type& s) const noexcept {
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_state(const char* function, const state_type& s) const {
   if (fits(s)) return;
-  detail::refuse(function, "the state is ", s.sizes(), ", expected ",
-                 detail::state_sizes(heads(), features(), value_dim()));
+  detail::refuse(function, "the state is ", s, ", expected ", detail::state_sizes{heads(), features(), value_dim()});
 }
 
 LINATTN_MEMBER
@@ -257,8 +256,8 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws,
                             matrix_view<accumulator_type> denominators) const {
   if (denominators.rows() != q.rows() || denominators.cols() != heads()) {
-    detail::refuse("read", "denominators is ", detail::shape_text(denominators.rows(), denominators.cols()),
-                   ", expected ", detail::shape_text(q.rows(), heads()), ": (tokens, heads)");
+    detail::refuse("read", "denominators is ", detail::shape_text{denominators.rows(), denominators.cols()},
+                   ", expected ", detail::shape_text{q.rows(), heads()}, ": (tokens, heads)");
   }
   require_read(s, q, out, ws);
   LINATTN_ASSERT(!detail::overlap(denominators, q) && !detail::overlap(denominators, out) &&
@@ -280,7 +279,7 @@ row_matrix<Scalar> LINATTN_OPERATOR::read(const state_type& s, input q) const {
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
-                            workspace_type& ws) const noexcept {
+                            workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
   LINATTN_ASSERT(q_t.size() == heads() * head_dim() && "linattn::step: q_t must have heads * head_dim elements");
   LINATTN_ASSERT(k_t.size() == heads() * head_dim() && "linattn::step: k_t must have heads * head_dim elements");
   LINATTN_ASSERT(v_t.size() == heads() * value_dim() && "linattn::step: v_t must have heads * value_dim elements");

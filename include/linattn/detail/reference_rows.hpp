@@ -51,7 +51,7 @@ using evaluated_in = typename evaluation<Eval, X>::type;
 template <class Q, class K, class V, class Options>
 void check_reference(const char* function, const Q& q, const K& k, const V& v, const Options& options) {
   const auto shape = [](const char* name, const auto& x) {
-    return sentence(name, " is ", shape_text(x.rows(), x.cols()));
+    return sentence(name, " is ", shape_text{x.rows(), x.cols()});
   };
   const Eigen::Index heads = options.heads;
   const auto entries = static_cast<Eigen::Index>(options.key_mask.size());
