@@ -43,7 +43,7 @@ std::string sentence(const Parts&... parts) {
   return text;
 }
 
-/// Written as "(rows, cols)". Like every part of a refusal no string yet: nothing to destroy where it is checked.
+/// Written as "(rows, cols)". No string: its destructor would be a call on the real-time path.
 struct shape_text {
   Eigen::Index rows;
   Eigen::Index cols;

@@ -43,7 +43,7 @@
 /// that do not throw: an exception leaves the sanitizer in the real-time context for good. Inline functions without it
 /// are checked where they are called. LINATTN_PUSH_EFFECT_WARNINGS: up to the pop, a conversion may add the promise to
 /// a function that does not keep it.
-#if defined(__clang__) && __clang_major__ >= 20
+#if __has_cpp_attribute(clang::nonblocking)
 #define LINATTN_NONBLOCKING [[clang::nonblocking]]
 #define LINATTN_PUSH_EFFECT_WARNINGS \
   _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wfunction-effects\"")
