@@ -1,15 +1,15 @@
-// What every benchmark shares: the flop formulas, the FMA peak of this process, inputs, and the check before timing.
+// What every benchmark shares: the flop and byte formulas, inputs, the check before timing, and the timed loop.
 #pragma once
 
 #include <linattn/linattn.hpp>
 #include <linattn/reference.hpp>
 
+#include "machine.hpp"
+
 #include <benchmark/benchmark.h>
-#include <time.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <random>
@@ -18,13 +18,13 @@
 
 namespace linattn_bench {
 
-using Eigen::Index;
 using linattn::row_matrix;
 
-// ---- useful work, the only flops that count
-// -------------------------------------------------------------------------- A fused multiply-add is two. The feature
-// map, the normaliser and what a block owes itself are not counted.
+// ---- useful work, the only flops that count -------------------------------------------------------------------------
+// A fused multiply-add is two. The feature map, the normaliser and what a block owes itself are not counted.
 
+/// One half of a form, phi(K)^T V or phi(Q) S: 2 C M a token, per head.
+inline double half_flops(double n, double c, double m, double h) { return 2 * n * c * m * h; }
 /// Non-causal: phi(K)^T V and phi(Q) S, per head.
 inline double forward_flops(double n, double c, double m, double h) { return 4 * n * c * m * h; }
 /// Causal: outer product and read-out, 2 C M each a token, per head.
@@ -33,51 +33,40 @@ inline double causal_flops(double n, double c, double m, double h) { return 4 * 
 inline double softmax_flops(double n, double d, double m, double h, bool causal) {
   return 2 * n * n * (d + m) * h * (causal ? 0.5 : 1.0);
 }
+
+// ---- compulsory traffic: what a call cannot do without --------------------------------------------------------------
+// Each input read once, each output written once, and the state read and written once however long the call.
+
+/// Bytes a call reads and bytes it writes.
+struct traffic {
+  double read = 0;
+  double written = 0;
+  double bytes() const { return read + written; }
+  /// Bytes it touches, for a state that is read and written where it lies: what a cache has to hold.
+  double working_set = 0;
+};
+
+/// S (C, M) and z (C) of every head.
+inline double state_bytes(double c, double m, double h, double size) { return c * (m + 1) * h * size; }
+/// k and v in; the state read and written.
+inline traffic absorb_traffic(double n, double d, double c, double m, double h, double size) {
+  const double in = n * (d + m) * h * size, state = state_bytes(c, m, h, size);
+  return {in + state, state, in + state};
+}
+/// q in, out out; the state read.
+inline traffic read_traffic(double n, double d, double c, double m, double h, double size) {
+  const double in = n * d * h * size, out = n * m * h * size, state = state_bytes(c, m, h, size);
+  return {in + state, out, in + out + state};
+}
+/// q, k and v in, out out; the state read and written. Causal, non-causal and, with n = 1, a decode step.
+inline traffic forward_traffic(double n, double d, double c, double m, double h, double size) {
+  const double in = n * (2 * d + m) * h * size, out = n * m * h * size, state = state_bytes(c, m, h, size);
+  return {in + state, out + state, in + out + state};
+}
 /// State bytes a decode step reads and writes.
-inline double step_bytes(double c, double m, double h, double size) { return 2 * c * (m + 1) * h * size; }
+inline double step_bytes(double c, double m, double h, double size) { return 2 * state_bytes(c, m, h, size); }
 
-// ---- the machine
-// -----------------------------------------------------------------------------------------------------
-
-/// CPU seconds of this thread. The machine may be shared: wall time would charge a benchmark for its neighbours, and a
-/// probe interrupted by them would flatter it.
-inline double seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
-}
-
-/// FLOP/s of twelve independent chains of fused multiply-adds on the packet type the library was built with, over about
-/// a millisecond. The accumulators have names: an array of them would live in memory. They differ: equal ones would be
-/// merged by the compiler.
-template <class T>
-[[gnu::noinline]] double fma_peak_once() {
-  using P = linattn::detail::packet<T>;
-  constexpr int rounds = 20000;
-  P a(T(1)), b(T(2)), c(T(3)), d(T(4)), e(T(5)), f(T(6)), g(T(7)), h(T(8)), i(T(9)), j(T(10)), k(T(11)), l(T(12));
-  P x(T(0.9375)), y(T(0.0625));
-  benchmark::DoNotOptimize(x.lanes);
-  benchmark::DoNotOptimize(y.lanes);
-  const double start = seconds();
-  for (int r = 0; r < rounds; ++r) {
-    a = fma(a, x, y), b = fma(b, x, y), c = fma(c, x, y), d = fma(d, x, y), e = fma(e, x, y), f = fma(f, x, y);
-    g = fma(g, x, y), h = fma(h, x, y), i = fma(i, x, y), j = fma(j, x, y), k = fma(k, x, y), l = fma(l, x, y);
-  }
-  T total = sum(((a + b) + (c + d)) + ((e + f) + (g + h)) + ((i + j) + (k + l)));
-  benchmark::DoNotOptimize(total);
-  return 2.0 * 12 * double(P::size) * rounds / (seconds() - start);
-}
-
-/// The best of a few: an interrupted probe measures too little, and a peak measured too low would flatter.
-template <class T>
-double fma_peak() {
-  double best = 0;
-  for (int i = 0; i < 5; ++i) best = std::max(best, fma_peak_once<T>());
-  return best;
-}
-
-// ---- failures
-// --------------------------------------------------------------------------------------------------------
+// ---- failures -------------------------------------------------------------------------------------------------------
 
 inline bool& failed() {
   static bool value = false;
@@ -93,6 +82,12 @@ inline void fail(benchmark::State& state, const char* what, double figure) {
 
 /// main of every benchmark binary: non-zero when any check or fraction failed.
 inline int run(int argc, char** argv) {
+#if defined(__clang__)
+  benchmark::AddCustomContext("compiler", "clang " __clang_version__);
+#else
+  benchmark::AddCustomContext("compiler", "GCC " __VERSION__);
+#endif
+  benchmark::AddCustomContext("packet_bytes", std::to_string(linattn::detail::packet<float>::size * sizeof(float)));
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   benchmark::RunSpecifiedBenchmarks();
@@ -100,15 +95,17 @@ inline int run(int argc, char** argv) {
   return failed() ? 1 : 0;
 }
 
-// ---- inputs and the check before timing
-// ------------------------------------------------------------------------------
+// ---- inputs and the check before timing -----------------------------------------------------------------------------
 
+/// N(0, 1) in every element. Rows from `drawn` on repeat the first ones: drawing them would take longer than timing.
 template <class T>
 row_matrix<T> normal_matrix(Index rows, Index cols, std::uint64_t seed) {
   std::mt19937_64 bits(seed);
   std::normal_distribution<T> normal;
+  constexpr Index drawn = 4096;
   row_matrix<T> x(rows, cols);
-  for (Index i = 0; i < x.size(); ++i) x.data()[i] = normal(bits);
+  for (Index i = 0; i < std::min(rows, drawn) * cols; ++i) x.data()[i] = normal(bits);
+  for (Index i = drawn; i < rows; ++i) x.row(i) = x.row(i - drawn);
   return x;
 }
 
@@ -152,8 +149,7 @@ double check_rows(const Operator& attention, const problem<T>& p, bool causal) {
 template <class T>
 inline constexpr double row_tolerance = std::is_same_v<T, float> ? 1e-5 : 1e-12;
 
-// ---- the timed loop
-// --------------------------------------------------------------------------------------------------
+// ---- the timed loop -------------------------------------------------------------------------------------------------
 
 /// Times `call` and sets the counters: useful FLOP/s, tokens/s, peak_gflops and peak_fraction, the FMA peak being the
 /// larger of one measured just before and one just after.
