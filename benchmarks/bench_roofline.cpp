@@ -233,12 +233,5 @@ void register_all() {
 
 int main(int argc, char** argv) {
   register_all();
-  // Three repetitions and their medians; about two minutes. Flags of the command line come later and win.
-  std::vector<std::string> flags = {argv[0], "--benchmark_min_time=0.05", "--benchmark_repetitions=3",
-                                    "--benchmark_report_aggregates_only=true"};
-  flags.insert(flags.end(), argv + 1, argv + argc);
-  std::vector<char*> pointers;
-  for (auto& flag : flags) pointers.push_back(flag.data());
-  pointers.push_back(nullptr);
-  return run(int(flags.size()), pointers.data());
+  return run(argc, argv, default_flags);
 }

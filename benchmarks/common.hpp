@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace linattn_bench {
@@ -80,16 +81,26 @@ inline void fail(benchmark::State& state, const char* what, double figure) {
   state.SkipWithError(what);
 }
 
-/// main of every benchmark binary: non-zero when any check or fraction failed.
-inline int run(int argc, char** argv) {
+/// Flags for the programs that charts.py reads: medians of three, whole runs in minutes.
+inline const std::vector<std::string> default_flags = {"--benchmark_min_time=0.05", "--benchmark_repetitions=3",
+                                                       "--benchmark_report_aggregates_only=true"};
+
+/// main of every benchmark binary: non-zero when any check or fraction failed. The command line's flags come after
+/// `flags` and win.
+inline int run(int argc, char** argv, std::vector<std::string> flags = {}) {
 #if defined(__clang__)
   benchmark::AddCustomContext("compiler", "clang " __clang_version__);
 #else
   benchmark::AddCustomContext("compiler", "GCC " __VERSION__);
 #endif
   benchmark::AddCustomContext("packet_bytes", std::to_string(linattn::detail::packet<float>::size * sizeof(float)));
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  std::vector<char*> all = {argv[0]};
+  for (auto& flag : flags) all.push_back(flag.data());
+  all.insert(all.end(), argv + 1, argv + argc);
+  int count = int(all.size());
+  all.push_back(nullptr);
+  benchmark::Initialize(&count, all.data());
+  if (benchmark::ReportUnrecognizedArguments(count, all.data())) return 2;
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
   return failed() ? 1 : 0;

@@ -161,7 +161,8 @@ inline const std::vector<memory_level>& memory_levels() {
   static const std::vector<memory_level> levels = [] {
     std::vector<memory_level> found;
     for (const auto& cache : benchmark::CPUInfo::Get().caches) {
-      if (cache.type != "Instruction") found.push_back({"L" + std::to_string(cache.level), double(cache.size)});
+      if (cache.type != "Instruction")
+        found.push_back({std::string("L").append(std::to_string(cache.level)), double(cache.size)});
     }
     if (found.empty()) found = {{"L1", 32 << 10}, {"L2", 1 << 20}, {"L3", 32 << 20}};  // not told: common sizes
     const double last = found.back().capacity;
