@@ -69,12 +69,12 @@ void BM_forward_causal(benchmark::State& state) {
   });
 }
 
-/// Powers of two up to `most`.
-template <Index most>
+/// Powers of two up to `Most`.
+template <Index Most>
 void shapes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"D", "N"})->Unit(benchmark::kMicrosecond);
   for (const Index d : {32, 64, 128}) {
-    for (Index n = 1; n <= most; n *= 2) b->Args({d, n});
+    for (Index n = 1; n <= Most; n *= 2) b->Args({d, n});
   }
 }
 

@@ -6,12 +6,12 @@
 #include <linattn/detail/layout.hpp>
 
 #include <benchmark/benchmark.h>
-#include <time.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <ctime>
 #include <string>
 #include <vector>
 

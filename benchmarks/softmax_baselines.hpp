@@ -11,6 +11,8 @@
 
 namespace linattn_bench {
 
+using Eigen::Index;
+
 /// out (N, M) = softmax(q k^T / sqrt(D)) v, causal, one head, without the N x N matrix.
 ///
 /// Keys go by in tiles; a row keeps the largest score mu it has met, the sum l of exp(s - mu) and the outputs weighted
@@ -25,14 +27,12 @@ namespace linattn_bench {
 /// products. M is a multiple of the packet size. Made once for a shape; from the second call on nothing allocates.
 template <class T>
 class tiled_softmax {
-  using Index = Eigen::Index;
   using P = linattn::detail::packet<T>;
   using matrix = linattn::row_matrix<T>;
 
  public:
-  /// Queries and keys of a tile. Of 32 to 256 by 32 to 512, with AVX-512 at N = 4096, D = 32, 64, 128: 0.72, 0.81, 0.83
-  /// of the FMA peak; 64 by 64 gives 0.63, 0.74, 0.77, and 64 by 512 gains at D = 32 (0.73) what it loses at 128
-  /// (0.80).
+  /// Queries and keys of a tile, of 32 to 256 by 32 to 512: 0.71, 0.81, 0.81 of the FMA peak with AVX-512 at N = 4096,
+  /// D = 32, 64, 128; 64 by 64 gives 0.63, 0.74, 0.77; more queries or keys change less than two runs differ.
   static constexpr Index default_query_tile = 64;
   static constexpr Index default_key_tile = 256;
 
@@ -43,7 +43,10 @@ class tiled_softmax {
         m_queries(query_tile, head_dim),
         m_scores(rows, m_key_tile),
         m_largest(std::size_t(query_tile)),
-        m_sum(std::size_t(query_tile)) {}
+        m_sum(std::size_t(query_tile)) {
+    // So that no tile of keys begins among rows that are computed together.
+    eigen_assert(query_tile % rows == 0 && key_tile % rows == 0 && key_tile % P::size == 0);
+  }
 
   void operator()(const matrix& q, const matrix& k, const matrix& v, matrix& out) {
     const Index tokens = q.rows();
@@ -104,10 +107,10 @@ class tiled_softmax {
     product<Rows, false>(&m_queries(i, 0), dim, &m_keys(key / m_key_tile * dim, 0), m_key_tile, m_scores.data(),
                          m_key_tile, dim, columns);
     for (Index r = 0; r < Rows; ++r) {
-      const Index visible = std::min(m_key_tile, first + i + r + 1 - key);
+      const Index visible = std::min(m_key_tile, first + i + r + 1 - key);  // one at least
       T* const scores = &m_scores(r, 0);
-      std::fill(scores + std::max<Index>(visible, 0), scores + columns, -std::numeric_limits<T>::infinity());
-      if (visible > 0) weigh(scores, columns, i + r, out.row(first + i + r));
+      std::fill(scores + visible, scores + columns, -std::numeric_limits<T>::infinity());
+      weigh(scores, columns, i + r, out.row(first + i + r));
     }
     product<Rows, true>(m_scores.data(), m_key_tile, &v(key, 0), v.cols(), &out(first + i, 0), out.cols(), seen,
                         v.cols());
@@ -139,8 +142,7 @@ class tiled_softmax {
   template <Index Rows, bool Adds>
   static void product(const T* a, Index a_stride, const T* b, Index b_stride, T* c, Index c_stride, Index inner,
                       Index columns) {
-    Index column = 0;
-    const auto panel = [&](auto packets) LINATTN_INLINE_LAMBDA {
+    const auto panel = [&](auto packets, Index column) LINATTN_INLINE_LAMBDA {
       using linattn::detail::unroll;
       P total[Rows][packets];
       unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
@@ -162,10 +164,10 @@ class tiled_softmax {
           total[r][p].store_unaligned(c + r * c_stride + column + p * P::size);
         });
       });
-      column += packets * P::size;
     };
-    while (column + 2 * P::size <= columns) panel(std::integral_constant<Index, 2>());
-    while (column < columns) panel(std::integral_constant<Index, 1>());
+    Index column = 0;
+    for (; column + 2 * P::size <= columns; column += 2 * P::size) panel(std::integral_constant<Index, 2>(), column);
+    for (; column < columns; column += P::size) panel(std::integral_constant<Index, 1>(), column);
   }
 
   Index m_query_tile, m_key_tile;

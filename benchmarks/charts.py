@@ -1,0 +1,332 @@
+#!/usr/bin/env python3
+"""The README's charts and crossover table, from committed figures. Needs gnuplot (gnuplot-nox on Debian).
+
+  benchmarks/charts.py             draws data/*.svg and rewrites README.md between its `charts` marks
+  benchmarks/charts.py --check     draws into memory and compares byte for byte; exits with 1 when anything differs
+  benchmarks/charts.py --measure   first measures anew: runs bench_roofline and bench_vs_softmax of build/release (or of
+                                   the directory that follows), five minutes together, and writes data/*.json
+
+So this one command renews every figure, after `cmake --preset release && cmake --build --preset release`:
+
+  taskset -c 1 benchmarks/charts.py --measure
+
+Each data file names its command and machine, and holds the medians of Google Benchmark's repetitions, one a line.
+--check skips the drawings, with a message, where gnuplot is missing or of another version than the one that drew them.
+"""
+import argparse
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = ROOT / "benchmarks" / "data"
+README = ROOT / "README.md"
+PROGRAMS = {"roofline": "bench_roofline", "vs_softmax": "bench_vs_softmax"}
+MARKS = re.compile(r"(<!-- charts -->\n).*?(<!-- /charts -->\n)", re.DOTALL)
+
+LEVEL_COLOURS = {"L1": "#1b7837", "L2": "#2166ac", "L3": "#b35806", "DRAM": "#b2182b"}
+COLOURS = {"naive softmax": "#777777", "tiled softmax": "#d95f02", "linear": "#2166ac"}
+SERIES = {
+    "naive softmax": "BM_softmax_naive<float>",
+    "tiled softmax": "BM_softmax_tiled<float>",
+    "linear": "BM_forward_causal<elu_plus_one,float>",
+}
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def significant(x, digits=4):
+    rounded = float(f"{x:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def processor():
+    """Its name and, as virtual machines shorten that, its family and model."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown processor"
+    about = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    if "model name" not in about:
+        return "unknown processor"
+    return f"{about['model name']} (family {about['cpu family']}, model {about['model']})"
+
+
+def measure(build):
+    """Runs the programs and keeps what the charts and a reader need: no host, path or date."""
+    DATA.mkdir(exist_ok=True)
+    for name, program in PROGRAMS.items():
+        command = [str(build / "benchmarks" / program), "--benchmark_format=json"]
+        print("running", " ".join(command), flush=True)
+        run = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        if run.returncode:
+            sys.exit(f"{program} failed; the figures stay as they were")
+        result = json.loads(run.stdout)
+        context = result["context"]
+        header = {
+            "command": " ".join([os.path.relpath(command[0], ROOT), *command[1:]]),
+            "statistic": "median of the repetitions",
+            "processor": processor(),
+            "compiler": context["compiler"],
+            "packet_bytes": int(context["packet_bytes"]),
+            "caches": [f"L{c['level']} {c['type']} {c['size'] >> 10} KiB" for c in context["caches"]],
+        }
+        header.update({key: text for key, text in context.items() if key.startswith("skipped")})
+        rows = []
+        for row in result["benchmarks"]:
+            if row.get("aggregate_name") != "median":
+                continue
+            kept = {"name": row["run_name"], f"cpu_{row['time_unit']}": significant(row["cpu_time"])}
+            if row.get("label"):
+                kept["level"] = row["label"]
+            builtin = ("family_index", "per_family_instance_index", "repetitions", "threads", "iterations", "real_time",
+                       "cpu_time")
+            kept.update((key, significant(x)) for key, x in row.items()
+                        if isinstance(x, (int, float)) and key not in builtin)
+            rows.append(kept)
+        text = json.dumps(header, indent=2)[:-2] + ',\n  "benchmarks": [\n    '
+        text += ",\n    ".join(json.dumps(row) for row in rows) + "\n  ]\n}\n"
+        (DATA / f"{name}.json").write_text(text)
+
+
+def load(name):
+    """A data file, its benchmarks by name; the name's arguments become a dictionary."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    data["rows"] = []
+    for row in data["benchmarks"]:
+        family, *arguments = row["name"].split("/")
+        data["rows"].append((family, {key: int(x) for key, x in (a.split(":") for a in arguments)}, row))
+    return data
+
+
+def times(data, d):
+    """{series: {N: microseconds}} of one D."""
+    return {
+        title: {a["N"]: row["cpu_us"] for family, a, row in data["rows"] if family == wanted and a["D"] == d}
+        for title, wanted in SERIES.items()
+    }
+
+
+def dimensions(data):
+    return sorted({a["D"] for family, a, _ in data["rows"] if family == SERIES["linear"]})
+
+
+def crossover(baseline, linear):
+    """The N from which on linear takes less time, between measured N along straight lines of the log-log chart; None
+    when it still loses at the longest, 1 when it never does."""
+    common = sorted(set(baseline) & set(linear))
+    losing = [n for n in common if linear[n] >= baseline[n]]
+    if not losing:
+        return 1
+    if losing[-1] == common[-1]:
+        return None
+    low, high = losing[-1], common[common.index(losing[-1]) + 1]
+    gap = [math.log(linear[n] / baseline[n]) for n in (low, high)]
+    return math.ceil(significant(low * (high / low) ** (gap[0] / (gap[0] - gap[1])), 2))
+
+
+# ---- drawings --------------------------------------------------------------------------------------------------------
+
+
+def gnuplot(script):
+    return subprocess.run(["gnuplot"], input=script, stdout=subprocess.PIPE, check=True, text=True,
+                          env={**os.environ, "LC_ALL": "C"}).stdout
+
+
+def block(name, points):
+    return f"${name} << EOD\n" + "".join(" ".join(f"{x:.6g}" for x in p) + "\n" for p in points) + "EOD\n"
+
+
+def label(text, x, y, colour, where="left", offset="0,0", size=12):
+    return (f'set label "{text}" at {x:.6g},{y:.6g} {where} offset {offset} front textcolor rgb "{colour}" '
+            f'font ",{size}"\n')
+
+
+def axes(size):
+    return (f'set terminal svg size {size} dynamic background "#ffffff" font "sans-serif,13" linewidth 1.2\n'
+            'set logscale xy\nunset key\nset border 3 lc rgb "#555555"\nset tics nomirror out\n'
+            'set grid xtics ytics lc rgb "#e5e5e5" lw 0.8\n')
+
+
+def roofs_script(machine):
+    """The peak and a slanted line a level, and the plot commands for them; lines close to each other share a label."""
+    peak = machine["peak_gflops"]
+    rates = {level: machine[f"{level}_update"] * 1e-9 for level in LEVEL_COLOURS if f"{level}_update" in machine}
+    script = block("peak", [(peak / max(rates.values()), peak), (100, peak)])
+    plots = ['$peak with lines lw 1.6 lc rgb "#222222"']
+    script += label(f"FMA peak, {peak:.0f} GFLOP/s", 100, peak, "#222222", "right", "0,0.7")
+    labels = []
+    for level, rate in rates.items():
+        script += block(f"roof_{level}", [(0.05, 0.05 * rate), (peak / rate, peak)])
+        plots.append(f'$roof_{level} with lines lw 1.6 lc rgb "{LEVEL_COLOURS[level]}"')
+        if labels and labels[-1][1] / rate < 1.15:
+            labels[-1][0].append(f"{level} {rate:.0f}")
+        else:
+            labels.append(([f"{level} {rate:.0f}"], rate, LEVEL_COLOURS[level]))
+    for index, (names, rate, colour) in enumerate(labels):  # the first one left of its line, the others right
+        y = peak * (0.12 if index else 0.4)
+        side = ("left", "0.8,0") if index else ("right", "-0.8,0")
+        script += label(", ".join(names) + " GB/s", y / rate, y, colour, *side)
+    return script, plots
+
+
+def roofline_script(data):
+    machine = next(row for family, _, row in data["rows"] if family == "BM_machine")
+    script = (axes("900,560") + f"set xrange [0.05:120]\nset yrange [8:{1.5 * machine['peak_gflops']:.6g}]\n"
+              'set xtics ("1/16" 0.0625, "1/8" 0.125, "1/4" 0.25, "1/2" 0.5, "1" 1, "2" 2, "4" 4, "8" 8, "16" 16, '
+              '"32" 32, "64" 64)\nset ytics ("8" 8, "16" 16, "32" 32, "64" 64, "128" 128)\n'
+              'set xlabel "useful flops for each byte that has to move (inputs, outputs and state once)"\n'
+              'set ylabel "useful GFLOP/s"\nset key bottom right Left reverse samplen 1 spacing 1.3\n')
+    roofs, plots = roofs_script(machine)
+    script += roofs
+    plots = [plot + " notitle" for plot in plots]
+    marks = [("BM_step", "step", 7, 1.0, [1]),
+             ("BM_forward_causal", "forward\\\\_causal, N = 64, 1,024, 16,384", 5, 0.8, [64, 1024, 16384]),
+             ("BM_forward", "forward, the same N", 8, 1.0, [64, 1024, 16384])]
+    for family, title, point, size, lengths in marks:
+        drawn = [(a, row["flops_per_byte"], row["flops_per_second"] * 1e-9, row["level"])
+                 for f, a, row in data["rows"] if f == family and a["H"] == 8 and a["N"] in lengths]
+        style = f"with points pt {point} ps {size} lc rgb"
+        plots.append(f'NaN {style} "#555555" title "{title}"')
+        for level, colour in LEVEL_COLOURS.items():
+            points = [(x, y) for _, x, y, where in drawn if where == level]
+            if points:
+                script += block(f"{family}_{level}", points)
+                plots.append(f'${family}_{level} {style} "{colour}" notitle')
+        before = 0
+        for a, x, y, _ in sorted(drawn, key=lambda mark: mark[2]):
+            if family == "BM_step":  # left of the point where the label below is close
+                side = ("right", "-0.9,0") if y < 1.12 * before else ("left", "0.9,0")
+                script += label(f"D = {a['D']}", x, y, "#555555", *side, 10)
+                before = y if side[0] == "left" else 0
+            elif family == "BM_forward_causal" and a["N"] == lengths[-1]:
+                script += label(f"D = {a['D']}", x, y, "#555555", "center", "0,-1.1", 10)
+    return script + "plot " + ", ".join(plots) + "\n"
+
+
+def crossover_script(data):
+    tics = [(0.1, "0.1 us"), (1, "1 us"), (10, "10 us"), (100, "100 us"), (1e3, "1 ms"), (1e4, "10 ms"),
+            (1e5, "100 ms"), (1e6, "1 s")]
+    script = (axes("1000,420") + "set xrange [1:20000]\nset yrange [0.03:3e6]\n"
+              'set xtics ("1" 1, "16" 16, "256" 256, "4,096" 4096)\nset xlabel "N, tokens"\n')
+    wanted = dimensions(data)
+    script += f"set multiplot layout 1,{len(wanted)} margins 0.07,0.89,0.17,0.91 spacing 0.03,0.1\n"
+    for d in wanted:
+        series = times(data, d)
+        plots = []
+        named = ", ".join(f'"{text if d == wanted[0] else ""}" {y:g}' for y, text in tics)
+        script += f'unset label\nunset arrow\nset title "D = M = {d}"\nset ytics ({named})\n'
+        for index, (title, points) in enumerate(series.items()):
+            script += block(f"d{d}_{index}", sorted(points.items()))
+            plots.append(f'$d{d}_{index} with lines lw 2 lc rgb "{COLOURS[title]}"')
+            if d == wanted[-1]:  # at the line's end where that is the chart's, else left of it
+                n = max(points)
+                place = ("left", "0.8,0") if n > 8192 else ("right", "-1,0")
+                script += label(title, n, points[n], COLOURS[title], *place)
+        n = crossover(series["tiled softmax"], series["linear"])
+        if n and n > 1:
+            script += f'set arrow from {n},0.03 to {n},3e6 nohead dashtype 3 lc rgb "#999999"\n'
+            script += label(f"N = {n}", n, 0.06, "#555555", "left", "0.5,0")
+        script += "plot " + ", ".join(plots) + "\n"
+    return script + "unset multiplot\n"
+
+
+# ---- README ----------------------------------------------------------------------------------------------------------
+
+
+def number(x):
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def readme(text, roofline, softmax):
+    machine = next(row for family, _, row in roofline["rows"] if family == "BM_machine")
+    wanted = dimensions(softmax)
+    series = {d: times(softmax, d) for d in wanted}
+
+    def wins(title):
+        found = [crossover(series[d][title], series[d]["linear"]) for d in wanted]
+        return ["never" if n is None else "any" if n == 1 else number(n) for n in found]
+
+    def both(n):
+        return [f"{number(series[d]['tiled softmax'][n])} / {number(series[d]['linear'][n])}" for d in wanted]
+
+    tiled = wins("tiled softmax")
+    rows = [["causal, one head, float", *(f"D = M = {d}" for d in wanted)], ["---"] * (len(wanted) + 1),
+            ["linear wins against plain loops from N", *wins("naive softmax")],
+            ["linear wins against tiled softmax from N", *tiled],
+            *([f"N = {n:,}: tiled softmax / linear, microseconds", *both(n)] for n in (64, 1024, 16384))]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    sizes = ", ".join(f"{n} at D = {d}" for n, d in zip(tiled, wanted))
+    paragraphs = [
+        "![Useful GFLOP/s against arithmetic intensity](benchmarks/data/roofline.svg)",
+        f"""Eight heads. A point's colour is the nearest memory level that holds its inputs, outputs and state; the line
+        of that colour, that level's read + write bandwidth, and the FMA peak are the roofs over it.
+        {roofline['processor']}, one thread, {roofline['compiler']}, `-O3 -march=native`; the roofs
+        ({machine['peak_gflops']:.0f} GFLOP/s are {machine['flops_per_cycle']:.1f} flops a cycle) are measured in the
+        same process by `{roofline['command'].split()[0]}`, which also prints every other form and shape.""",
+        "![Time against N for linear and softmax attention](benchmarks/data/crossover.svg)",
+        table,
+        f"""The tiled softmax is an online one, without the N x N matrix, from
+        [softmax_baselines.hpp](benchmarks/softmax_baselines.hpp); same machine, `{softmax['command'].split()[0]}`. For
+        shorter sequences than these ({sizes}) softmax attention is the better choice: it takes less time, and it weighs
+        single tokens exactly. `benchmarks/charts.py --measure` renews figures, charts and table.""",
+    ]
+    fill = textwrap.TextWrapper(width=120, break_long_words=False, break_on_hyphens=False).fill
+    body = "\n\n".join(p if p.startswith(("!", "|")) else fill(" ".join(p.split())) for p in paragraphs) + "\n"
+    return MARKS.sub(lambda marks: marks[1] + body + marks[2], text)
+
+
+# ---- main ------------------------------------------------------------------------------------------------------------
+
+
+def drawn_by(svg):
+    """The gnuplot version in a drawing, as `gnuplot --version` says it."""
+    found = re.search(r"Produced by GNUPLOT (\S+) patchlevel (\S+)", svg)
+    return f"gnuplot {found[1]} patchlevel {found[2]}" if found else "nothing"
+
+
+def check(drawings, text):
+    wrong = []
+    if README.read_text() != text:
+        wrong.append("README.md")
+    version = "no gnuplot"
+    if shutil.which("gnuplot"):
+        version = subprocess.run(["gnuplot", "--version"], stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
+    for name, script in drawings.items():
+        committed = (DATA / f"{name}.svg").read_text()
+        if drawn_by(committed) != version:
+            print(f"{name}.svg: drawn by {drawn_by(committed)}, here is {version}: skipped")
+        elif gnuplot(script) != committed:
+            wrong.append(f"benchmarks/data/{name}.svg")
+    if wrong:
+        sys.exit("not what benchmarks/charts.py makes of benchmarks/data/*.json: " + ", ".join(wrong))
+    print("charts and table agree with their data")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--measure", nargs="?", const=ROOT / "build" / "release", type=pathlib.Path, metavar="BUILD",
+                        help="run the benchmarks of this build directory first")
+    arguments = parser.parse_args()
+    if arguments.measure:
+        measure(arguments.measure)
+    roofline, softmax = load("roofline"), load("vs_softmax")
+    drawings = {"roofline": roofline_script(roofline), "crossover": crossover_script(softmax)}
+    text = readme(README.read_text(), roofline, softmax)
+    if arguments.check:
+        return check(drawings, text)
+    for name, script in drawings.items():
+        (DATA / f"{name}.svg").write_text(gnuplot(script))
+    README.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
