@@ -15,6 +15,7 @@
 //
 //   seconds >= max(flops / peak, 2 written / update + (read - written) / read rate)
 //
+// Generous to the machine: outputs are not written in place, and their lines are read, too, before they are written.
 // bound_fraction is that time over the measured one. It is a share of what is possible only as far as the working set
 // stays where the model says: a state larger than L2 moves through L3 once a block of tokens and is charged for once.
 #include "common.hpp"
