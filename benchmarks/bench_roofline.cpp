@@ -6,7 +6,7 @@
 //   BM_absorb, BM_read   linear_attention::absorb, read    the halves of the non-causal form
 //   BM_step              linear_attention::step            N = 1 by definition
 //   BM_core_causal       forward_causal with the identity map: no map, no normaliser, one head
-//   BM_kernel_*          detail::attend_head on packed, aligned rows: nothing but the kernel
+//   BM_kernel_*/B:b      detail::attend_head on packed, aligned rows, b tokens a micro-block: nothing but the kernel
 //
 // The bound of a call is the smaller of two roofs. Arithmetic: useful flops at the FMA peak. Memory: the compulsory
 // traffic (common.hpp) at the bandwidth of the nearest level that holds the whole working set, inputs, outputs and
@@ -146,11 +146,10 @@ void bench_core(benchmark::State& state) {
   });
 }
 
-/// The kernel on one packed block of tokens of one head. Its keys are zeros: outputs take the place of values, and a
-/// state that learnt them again and again would overflow. The arithmetic takes the same time.
+/// The kernel on packed rows of one head, micro-blocks of B tokens. Keys are small, so that the state stays finite.
 template <Index B, bool Reads, bool Writes>
 void bench_kernel(benchmark::State& state) {
-  const Index c = state.range(0), m = c, n = detail::most_tokens;
+  const Index c = state.range(0), m = state.range(1), n = detail::least_tokens;
   detail::state_layout<T, Eigen::Dynamic, Eigen::Dynamic, 1> layout;
   layout.features = detail::extent<Eigen::Dynamic>(c);
   layout.value_dim = detail::extent<Eigen::Dynamic>(m);
@@ -161,16 +160,33 @@ void bench_kernel(benchmark::State& state) {
     return x;
   };
   auto q = random(n * layout.feature_stride(), T(1) / T(c));
-  auto k = random(n * layout.feature_stride(), T(0));
+  auto k = random(n * layout.feature_stride(), T(1e-6));
   auto v = random(n * layout.row_stride(), T(1));
+  auto out = random(n * layout.row_stride(), T(0));
   auto s = random(layout.size(), T(1));
   detail::heap_slab<T> denominators(n);
   const double flops = (Reads && Writes ? causal_flops : half_flops)(double(n), double(c), double(m), 1);
   timed<T>(state, double(n), flops, [&] {
-    detail::attend_head<B, Reads, Writes, false>(layout, n / B, detail::head_block<T>{q.data(), k.data(), v.data()},
-                                                 s.data(), denominators.data());
+    detail::attend_head<B, Reads, Writes, false, T>(layout, n / B, {q.data(), k.data(), v.data(), out.data()}, s.data(),
+                                                    denominators.data(), {});
     benchmark::ClobberMemory();
   });
+}
+
+template <Index... B>
+void register_kernels() {
+  using benchmark::RegisterBenchmark;
+  const auto shapes = [](benchmark::internal::Benchmark* b) {
+    b->ArgNames({"C", "M"});
+    for (const Index d : {32, 64, 128, 256}) b->Args({d, d});
+    for (const Index c : {256, 1024, 4096}) b->Args({c, 64});
+  };
+  (RegisterBenchmark(("BM_kernel_causal/B:" + std::to_string(B)).c_str(), bench_kernel<B, true, true>)->Apply(shapes),
+   ...);
+  (RegisterBenchmark(("BM_kernel_absorb/B:" + std::to_string(B)).c_str(), bench_kernel<B, false, true>)->Apply(shapes),
+   ...);
+  (RegisterBenchmark(("BM_kernel_read/B:" + std::to_string(B)).c_str(), bench_kernel<B, true, false>)->Apply(shapes),
+   ...);
 }
 
 void bench_machine(benchmark::State& state) {
@@ -222,12 +238,9 @@ void register_all() {
     }
   }
   benchmark::AddCustomContext("skipped, over 2 GiB", skipped.empty() ? "nothing" : skipped.substr(1));
-  for (const Index d : {32, 64, 128, 256}) {
+  for (const Index d : {32, 64, 128, 256})
     RegisterBenchmark("BM_core_causal", bench_core)->ArgNames({"D", "N"})->Args({d, 4096});
-    RegisterBenchmark("BM_kernel_causal", bench_kernel<detail::causal_block, true, true>)->ArgName("C")->Arg(d);
-    RegisterBenchmark("BM_kernel_absorb", bench_kernel<detail::half_block, false, true>)->ArgName("C")->Arg(d);
-    RegisterBenchmark("BM_kernel_read", bench_kernel<detail::half_block, true, false>)->ArgName("C")->Arg(d);
-  }
+  register_kernels<1, 2, 4, 8>();
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -413,6 +414,25 @@ TYPED_TEST(State, TwoSequencesInterleaved) {
   EXPECT_TRUE(support::same_bits(y_b, expected_b));
   EXPECT_TRUE(same(mixed_a, alone_a));
   EXPECT_TRUE(same(mixed_b, alone_b));
+}
+
+TYPED_TEST(State, OneTokenOfManySequencesAtOnce) {
+  using T = typename TypeParam::scalar;
+  setup<TypeParam> use;
+  auto ws = use.attn.make_workspace();
+  for (const std::size_t count : {0, 1, 5}) {
+    std::vector<decltype(use.attn.make_state())> together(count, use.attn.make_state());
+    auto alone = together;
+    for (std::uint64_t turn = 0; turn < 3; ++turn) {
+      const auto x = use.tokens(Index(count), 23 + turn);  // row b: the next token of sequence b
+      row_matrix<T> y(Index(count), H * M);
+      use.attn.step(together, x.q, x.k, x.v, y, ws);
+      for (std::size_t b = 0; b < count; ++b) {
+        EXPECT_TRUE(support::same_bits(y.row(Index(b)), use.steps(alone[b], x, Index(b), 1)));
+        EXPECT_TRUE(same(together[b], alone[b]));
+      }
+    }
+  }
 }
 
 TYPED_TEST(State, SeveralTokensAtOnceInTheMiddleOfDecoding) {

@@ -20,6 +20,8 @@
 #include <linattn/update_rules/additive.hpp>
 #include <linattn/workspace.hpp>
 
+#include <span>
+
 LINATTN_NAMESPACE_BEGIN
 
 /// Linear attention (Katharopoulos et al., 2020): attention whose similarity is an inner product of features, so that
@@ -141,6 +143,11 @@ class linear_attention {
   /// -Wfunction-effects and -fsanitize=realtime (clang >= 20). Sizes are LINATTN_ASSERTed: wrong ones are undefined
   /// behaviour in release builds.
   void step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
+            workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
+
+  /// One token of each of many sequences, as `step` of each: states (B), q, k (B, H D), v, out (B, H M), row b for
+  /// states[b]. No state twice. Cost and promises are those of `step`, B times.
+  void step(std::span<state_type> states, input q, input k, input v, output out,
             workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
 
  private:

@@ -297,6 +297,18 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, vect
   access::add_tokens(s, 1);
 }
 
+LINATTN_MEMBER
+void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, input v, output out,
+                            workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
+  const auto count = Eigen::Index(states.size());
+  LINATTN_ASSERT(q.rows() == count && k.rows() == count && v.rows() == count && out.rows() == count &&
+                 "linattn::step: q, k, v and out must have one row for each state");
+  for (Eigen::Index b = 0; b < count; ++b) {
+    step(states[std::size_t(b)], token(q.row(b), q.cols()), token(k.row(b), k.cols()), token(v.row(b), v.cols()),
+         vector_view<Scalar>(out.row(b), out.cols()), ws);
+  }
+}
+
 LINATTN_NAMESPACE_END
 #undef LINATTN_MEMBER
 #undef LINATTN_OPERATOR
