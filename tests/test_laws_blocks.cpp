@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace {
 
 using Eigen::Index;
@@ -128,7 +130,7 @@ TYPED_TEST(LawBlocks, MoveRoundingOnlyInAnElementwiseMap) { check<TypeParam, lin
 TYPED_TEST(LawBlocks, LongSequencesGiveTheBitsOfTheirParts) {
   using T = TypeParam;
   using matrix = support::row_matrix<T>;
-  constexpr Index D = 20, M = 9, H = 2, N = 40000, part = 10000;  // N rows are more than 4 MiB, a part is less
+  constexpr Index D = 20, M = 9, H = 2, N = 9000, part = 2000;  // N rows are more than 1 MiB, a part is less
   const linattn::linear_attention<linattn::elu_plus_one, linattn::additive, T> attn(
       {.head_dim = D, .value_dim = M, .heads = H});
   const support::attention_inputs<T> x(N, H * D, H * M, 21);
@@ -138,14 +140,16 @@ TYPED_TEST(LawBlocks, LongSequencesGiveTheBitsOfTheirParts) {
   matrix expected(N, H * M), out(N, H * M);
   attn.forward_causal(whole, x.q, x.k, x.v, out, ws);
   for (Index i = 0; i < N; i += part) {
-    attn.forward_causal(parts, x.q.middleRows(i, part), x.k.middleRows(i, part), x.v.middleRows(i, part),
-                        expected.middleRows(i, part), ws);
+    const Index rows = std::min(part, N - i);
+    attn.forward_causal(parts, x.q.middleRows(i, rows), x.k.middleRows(i, rows), x.v.middleRows(i, rows),
+                        expected.middleRows(i, rows), ws);
   }
   EXPECT_TRUE(support::same_bits(out, expected));
   for (Index h = 0; h < H; ++h) EXPECT_TRUE(support::same_bits(whole.kv(h), parts.kv(h)));
   attn.forward(x.q, x.k, x.v, out, ws);
   for (Index i = 0; i < N; i += part) {
-    attn.read(whole, x.q.middleRows(i, part), expected.middleRows(i, part), ws);
+    const Index rows = std::min(part, N - i);
+    attn.read(whole, x.q.middleRows(i, rows), expected.middleRows(i, rows), ws);
   }
   EXPECT_TRUE(support::same_bits(out, expected));
 }

@@ -46,9 +46,9 @@ struct workspace_layout {
 
 /// Scratch for one thread's calls, made by `linear_attention::make_workspace`; its contents mean nothing between calls.
 ///
-/// Its size does not depend on the number of tokens: one state, and the features and values of 8 to 32 tokens of all
-/// heads (at most 192 KiB, or eight tokens where eight need more). Inline, without heap, where D, C, M and H are
-/// compile-time constants. One workspace serves one call at a time; a copy is as good as a new one.
+/// Its size does not depend on N: one state, H (C M + C) elements, and for one head at a time 16 tokens (32 where
+/// C <= 64 in float, 32 in double) of 2 C + 2 M + D elements, rows padded. Inline, without heap, where D, C, M and H
+/// are compile-time constants. One workspace serves one call at a time; a copy is as good as a new one.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads>
 class workspace {
   using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads>;

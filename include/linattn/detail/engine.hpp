@@ -67,8 +67,8 @@ struct engine {
   }
 
  private:
-  /// Rows of less than this are taken to be in the cache already, where fetching them costs more than it saves.
-  static constexpr Eigen::Index near_bytes = Eigen::Index(4) << 20;
+  /// Rows of less than this are taken to be in L2 already, where fetching them would cost and save nothing.
+  static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
 
   template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes>
   void pass_rows(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
@@ -131,7 +131,7 @@ struct engine {
     rows_ahead next(rows);
     if (rows <= 0) return next;
     const auto add = [&](const auto& x, Eigen::Index dim)
-                         LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim); };
+                         LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim, head == 0); };
     if constexpr (Reads) add(q, layout.head_dim);
     if constexpr (Writes) add(k, layout.head_dim), add(v, layout.state.value_dim);
     if constexpr (Reads) add(out, layout.state.value_dim);

@@ -14,66 +14,6 @@ namespace detail {
 /// packing pass alone is too short for the processor's own prefetcher to reach memory speed (10 GB/s instead of 40),
 /// and one line left out costs as much as all of them.
 class rows_ahead {
- public:
-  rows_ahead() = default;
-  explicit rows_ahead(Eigen::Index rows) noexcept : m_rows(rows) {}
-
-  /// Rows of `size` elements, `stride` elements apart.
-  template <class T>
-  LINATTN_INLINE void add(const T* first, Eigen::Index stride, Eigen::Index size) noexcept {
-    const auto address = reinterpret_cast<std::uintptr_t>(first);
-    const auto before = Eigen::Index(address % slab_alignment);
-    const Eigen::Index bytes = before + size * Eigen::Index(sizeof(T));
-    m_blocks[m_size++] = {address - std::uintptr_t(before), stride * Eigen::Index(sizeof(T)),
-                          round_up(bytes, line_bytes) / line_bytes};
-  }
-
-  /// What one of `panels` panels fetches before each micro-block of B tokens: some of the block's rows, or a piece of
-  /// one. As a rule these are as many lines as the panel has, of each block of rows; they are listed once for all
-  /// micro-blocks, because loops over rows and lines take longer than the prefetches.
-  template <Eigen::Index B, Eigen::Index PanelLines>
-  class share {
-   public:
-    LINATTN_INLINE share(const rows_ahead& all, Eigen::Index panel, Eigen::Index panels) noexcept : m_all(all) {
-      const Eigen::Index pieces = std::max(panels / B, Eigen::Index(1));
-      const Eigen::Index height = (B + panels - 1) / panels;
-      const Eigen::Index first = panel / pieces * height;
-      for (Eigen::Index i = 0; i < all.m_size; ++i) {
-        const block& x = all.m_blocks[i];
-        const Eigen::Index width = (x.lines + pieces - 1) / pieces;
-        const Eigen::Index begin = panel % pieces * width;
-        Eigen::Index n = 0;
-        for (Eigen::Index r = first; r < std::min(first + height, B); ++r) {
-          for (Eigen::Index l = begin; l < std::min(begin + width, x.lines) && n < capacity; ++l) {
-            m_lines[i][n++] = x.first + std::uintptr_t(r * x.stride + l * line_bytes);
-          }
-        }
-        m_groups[i] = (n + group - 1) / group;
-        for (; n < m_groups[i] * group; ++n) m_lines[i][n] = m_lines[i][0];
-      }
-    }
-
-    /// Before the micro-block that begins with `token`.
-    LINATTN_INLINE void fetch(Eigen::Index token) const noexcept {
-      if (token + B > m_all.m_rows) return;
-      for (Eigen::Index i = 0; i < m_all.m_size; ++i) {
-        const auto offset = std::uintptr_t(token * m_all.m_blocks[i].stride);
-        for (Eigen::Index g = 0; g < m_groups[i]; ++g) {
-          unroll<group>([&](auto n) LINATTN_INLINE_LAMBDA { LINATTN_PREFETCH(m_lines[i][g * group + n] + offset); });
-        }
-      }
-    }
-
-   private:
-    static constexpr Eigen::Index group = B * PanelLines;
-    static constexpr Eigen::Index capacity = 8 * group;
-
-    const rows_ahead& m_all;
-    std::uintptr_t m_lines[4][capacity];
-    Eigen::Index m_groups[4];
-  };
-
- private:
   static constexpr auto line_bytes = Eigen::Index(slab_alignment);
 
   struct block {
@@ -81,6 +21,83 @@ class rows_ahead {
     Eigen::Index stride = 0;  // bytes
     Eigen::Index lines = 0;   // of a row
   };
+
+ public:
+  rows_ahead() = default;
+  explicit rows_ahead(Eigen::Index rows) noexcept : m_rows(rows) {}
+
+  /// Rows of `size` elements, `stride` elements apart. Where rows do not begin on a line, the first one of each is left
+  /// to the columns before them, unless these are the `leading` ones.
+  template <class T>
+  LINATTN_INLINE void add(const T* first, Eigen::Index stride, Eigen::Index size, bool leading) noexcept {
+    const auto address = reinterpret_cast<std::uintptr_t>(first);
+    const Eigen::Index bytes = size * Eigen::Index(sizeof(T));
+    const auto before = Eigen::Index(address % slab_alignment);  // on the row's first line
+    const Eigen::Index left_out = leading || before == 0 ? -before : line_bytes - before;
+    m_blocks[m_size++] = {address + std::uintptr_t(left_out), stride * Eigen::Index(sizeof(T)),
+                          round_up(std::max(bytes - left_out, Eigen::Index(0)), line_bytes) / line_bytes};
+  }
+
+  /// What one of `panels` panels fetches before each micro-block of B tokens: some of the block's rows, or a piece of
+  /// one. As a rule these are as many lines as the panel has of each block of rows, and the loops over them unrolled:
+  /// they would take longer than the prefetches.
+  template <Eigen::Index B, Eigen::Index PanelLines>
+  class share {
+   public:
+    LINATTN_INLINE share(const rows_ahead& all, Eigen::Index panel, Eigen::Index panels) noexcept
+        : m_size(all.m_size), m_rows(all.m_rows), m_height((B + panels - 1) / panels) {
+      const Eigen::Index pieces = std::max(panels / B, Eigen::Index(1));
+      const Eigen::Index first = panel / pieces * m_height;
+      if (first + m_height > B) m_size = 0;
+      for (Eigen::Index i = 0; i < m_size; ++i) {
+        const block& x = all.m_blocks[i];
+        const Eigen::Index width = (x.lines + pieces - 1) / pieces;
+        const Eigen::Index begin = std::min(panel % pieces * width, x.lines);
+        m_blocks[i] = {x.first + std::uintptr_t(first * x.stride + begin * line_bytes), x.stride,
+                       std::min(width, x.lines - begin)};
+      }
+    }
+
+    /// Before the micro-block that begins with `token`.
+    LINATTN_INLINE void fetch(Eigen::Index token) const noexcept {
+      if (token + B > m_rows) return;
+      for (Eigen::Index i = 0; i < m_size; ++i) {
+        const block& x = m_blocks[i];
+        const std::uintptr_t first = x.first + std::uintptr_t(token * x.stride);
+        if (m_height * x.lines != usual) {
+          for (Eigen::Index r = 0; r < m_height; ++r) {
+            for (Eigen::Index l = 0; l < x.lines; ++l) {
+              LINATTN_PREFETCH(first + std::uintptr_t(r * x.stride + l * line_bytes));
+            }
+          }
+        } else if (m_height == 1) {
+          grid<1>(first, x.stride);
+        } else if (m_height == B) {
+          grid<B>(first, x.stride);
+        } else {
+          grid<B / 2>(first, x.stride);
+        }
+      }
+    }
+
+   private:
+    static constexpr Eigen::Index usual = B * PanelLines;
+
+    template <Eigen::Index Height>
+    static LINATTN_INLINE void grid(std::uintptr_t first, Eigen::Index stride) noexcept {
+      unroll<Height>([&](auto) LINATTN_INLINE_LAMBDA {
+        unroll<usual / Height>([&](auto l) LINATTN_INLINE_LAMBDA { LINATTN_PREFETCH(first + l * line_bytes); });
+        first += std::uintptr_t(stride);
+      });
+    }
+
+    Eigen::Index m_size;
+    Eigen::Index m_rows;
+    Eigen::Index m_height;
+    block m_blocks[4];
+  };
+
+ private:
   block m_blocks[4];
   Eigen::Index m_size = 0;
   Eigen::Index m_rows = 0;
