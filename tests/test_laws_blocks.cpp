@@ -130,7 +130,7 @@ TYPED_TEST(LawBlocks, MoveRoundingOnlyInAnElementwiseMap) { check<TypeParam, lin
 TYPED_TEST(LawBlocks, LongSequencesGiveTheBitsOfTheirParts) {
   using T = TypeParam;
   using matrix = support::row_matrix<T>;
-  constexpr Index D = 20, M = 9, H = 2, N = 9000, part = 2000;  // N rows are more than 1 MiB, a part is less
+  constexpr Index D = 20, M = 9, H = 2, N = 9000, part = 1000;  // N rows are more than 1 MiB, a part is less
   const linattn::linear_attention<linattn::elu_plus_one, linattn::additive, T> attn(
       {.head_dim = D, .value_dim = M, .heads = H});
   const support::attention_inputs<T> x(N, H * D, H * M, 21);

@@ -143,21 +143,21 @@ LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const
   const Eigen::Index feature_stride = layout.feature_stride();
   const Eigen::Index row_stride = layout.row_stride();
   if constexpr (Writes || Normalizes) {
-    for (Eigen::Index token = 0; token < blocks * B; token += B) {
-      normalizer_block<B, Normalizes, Writes>(x.q + token * feature_stride, x.k + token * feature_stride,
-                                              feature_stride, S + layout.z_offset(), denominators + token);
+    for (Eigen::Index i = 0; i < blocks * B; i += B) {
+      normalizer_block<B, Normalizes, Writes>(x.q + i * feature_stride, x.k + i * feature_stride, feature_stride,
+                                              S + layout.z_offset(), denominators + i);
     }
   }
   const Eigen::Index panels = (row_stride + widest * size - 1) / (widest * size);
   const auto panel = [&](auto packets, Eigen::Index m) LINATTN_INLINE_LAMBDA {
     const auto blocks_of = [&](Eigen::Index c, const auto& before) LINATTN_INLINE_LAMBDA {
       const Eigen::Index rows = std::min(feature_tile<T>, features - c);
-      for (Eigen::Index token = 0; token < blocks * B; token += B) {
-        before(token);
-        const T* const q = x.q + token * feature_stride + c;
-        const T* const k = x.k + token * feature_stride + c;
-        const T* const v = x.v + token * row_stride + m;
-        T* const out = x.out + token * row_stride + m;
+      for (Eigen::Index i = 0; i < blocks * B; i += B) {
+        before(i);
+        const T* const q = x.q + i * feature_stride + c;
+        const T* const k = x.k + i * feature_stride + c;
+        const T* const v = x.v + i * row_stride + m;
+        T* const out = x.out + i * row_stride + m;
         const auto state = S + c * row_stride + m;
         if constexpr (B == 1 && is_small<Layout>) {
           micro_block<B, packets, Reads, Writes, T>(q, k, v, out, state, feature_stride, row_stride, rows, c > 0);
@@ -171,7 +171,7 @@ LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const
     } else {
       constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;
       const rows_ahead::share<B, lines> ahead(next, m / (widest * size), panels);
-      blocks_of(0, [&](Eigen::Index token) LINATTN_INLINE_LAMBDA { ahead.fetch(token); });
+      blocks_of(0, [&](Eigen::Index i) LINATTN_INLINE_LAMBDA { ahead.fetch(i); });
     }
     for (Eigen::Index c = feature_tile<T>; c < features; c += feature_tile<T>) {
       blocks_of(c, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});

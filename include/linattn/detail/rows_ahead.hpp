@@ -58,12 +58,12 @@ class rows_ahead {
       }
     }
 
-    /// Before the micro-block that begins with `token`.
-    LINATTN_INLINE void fetch(Eigen::Index token) const noexcept {
-      if (token + B > m_rows) return;
+    /// Before the micro-block that begins with row `row`.
+    LINATTN_INLINE void fetch(Eigen::Index row) const noexcept {
+      if (row + B > m_rows) return;
       for (Eigen::Index i = 0; i < m_size; ++i) {
         const block& x = m_blocks[i];
-        const std::uintptr_t first = x.first + std::uintptr_t(token * x.stride);
+        const std::uintptr_t first = x.first + std::uintptr_t(row * x.stride);
         if (m_height * x.lines != usual) {
           for (Eigen::Index r = 0; r < m_height; ++r) {
             for (Eigen::Index l = 0; l < x.lines; ++l) {

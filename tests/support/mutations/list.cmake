@@ -14,10 +14,10 @@ mutation(last_block_not_rounded_up detail/engine.hpp LastRowsAreWritten
   "rows / B")
 
 mutation(first_block_dropped detail/kernel.hpp EveryRowThatIsSeenMatters
-  "for (Eigen::Index token = 0; token < blocks * B; token += B) {
-        before(token);"
-  "for (Eigen::Index token = blocks > 1 ? B : 0; token < blocks * B; token += B) {
-        before(token);")
+  "for (Eigen::Index i = 0; i < blocks * B; i += B) {
+        before(i);"
+  "for (Eigen::Index i = blocks > 1 ? B : 0; i < blocks * B; i += B) {
+        before(i);")
 
 mutation(last_value_row_dropped detail/packing.hpp LastValuesCount
   "transform_rows(v, v_stride, rows,"
