@@ -44,12 +44,21 @@ using accumulator_t =
 // and, where it applies, any of
 //
 //   packet(x)                    an elementwise map (C = D) as a function of one register of coordinates, written with
-//                                + - * fma max min exp; the engine fuses it into packing. `forward` is then one line:
-//                                elementwise_forward(*this, x, phi).
+//                                + - * fma max min exp where_positive; the engine fuses it into packing. `forward` is
+//                                then one line: elementwise_forward(*this, x, phi).
 //   forward(x, phi, position)    instead of the two-argument form: a map that needs the token index or the head. It is
 //                                given successive tokens of one head; the others may be given one token of each head.
 //   forward_queries(x, phi[, position])  and  forward_keys(x, phi[, position])
 //                                a pair, instead of forward: an asymmetric map.
+//   vjp_packet(x, phi, dphi)     an elementwise map's gradient: d phi / d x times dphi, register by register; phi is
+//                                packet(x).
+//   vjp(x, phi, dphi, dx)        any other map's: dx (R, D) = dphi (R, C) times the Jacobian of `forward` at x (R, D),
+//                                phi = forward(x) at hand. Tiles aligned as in `forward`; dx holds rubbish before.
+//                                With the position behind dx where `forward` takes one; vjp_queries and vjp_keys beside
+//                                forward_queries and forward_keys.
+//   using gradient = ...         what the gradient of the map's parameters is kept in, and
+//   gradient make_gradient() const   zeros of it. Then vjp takes a `gradient*` last, and adds to it what the rows give;
+//                                null where nobody asks for it. A gradient serves one thread.
 //   head_dim()                   the D a map with parameters was made for; the operator checks it.
 //   static constexpr bool signed_features = true
 //                                features may be negative, so denominators may vanish: not normalised by default.
@@ -61,7 +70,12 @@ using accumulator_t =
 // specimen to copy; `check_feature_map` tests a map of your own against this page.
 // ---------------------------------------------------------------------------------------------------------------------
 
+/// In place of `gradient` for a map that has none.
+struct no_parameters {};
+
 namespace detail {
+
+enum class role { query, key };
 
 template <class Map>
 concept has_static_dimension = requires {
@@ -116,6 +130,102 @@ inline constexpr bool is_asymmetric = (has_forward_queries<Map, T> ||
 template <class Map, class T>
 inline constexpr bool is_positional =
     has_positional_forward<Map, T> || has_positional_queries<Map, T> || has_positional_keys<Map, T>;
+
+/// Whether queries, or keys, have a form of their own.
+template <role Role, class Map, class T>
+inline constexpr bool is_separate = Role == role::query
+                                        ? (has_forward_queries<Map, T> || has_positional_queries<Map, T>)
+                                        : (has_forward_keys<Map, T> || has_positional_keys<Map, T>);
+
+/// Whether the form that serves queries, or keys, takes the position.
+template <role Role, class Map, class T>
+inline constexpr bool takes_position = !is_separate<Role, Map, T> ? has_positional_forward<Map, T>
+                                       : Role == role::query      ? has_positional_queries<Map, T>
+                                                                  : has_positional_keys<Map, T>;
+
+// ---- gradients
+
+template <class Map>
+concept has_parameters = requires(const Map& map) {
+  typename Map::gradient;
+  map.make_gradient();
+};
+
+template <class Map>
+struct gradient_of {
+  using type = no_parameters;
+};
+template <has_parameters Map>
+struct gradient_of<Map> {
+  using type = typename Map::gradient;
+};
+
+/// Fused into unpacking; a map with parameters has to see whole tiles.
+template <class Map, class T>
+concept has_vjp_packet = has_packet<Map, T> && !has_parameters<Map> && requires(const Map& map, const packet<T>& x) {
+  map.vjp_packet(x, x, x);
+};
+
+template <class Map, class T, class... More>
+concept has_vjp = requires(const Map& map, const const_tile<T>& x, tile<T>& dx, const More&... more) {
+  map.vjp(x, x, x, dx, more...);
+};
+
+template <class Map, class T, class... More>
+concept has_vjp_queries = requires(const Map& map, const const_tile<T>& x, tile<T>& dx, const More&... more) {
+  map.vjp_queries(x, x, x, dx, more...);
+};
+
+template <class Map, class T, class... More>
+concept has_vjp_keys = requires(const Map& map, const const_tile<T>& x, tile<T>& dx, const More&... more) {
+  map.vjp_keys(x, x, x, dx, more...);
+};
+
+/// f(where, gradient), or with those of the two that the map's vjp takes.
+template <role Role, class Map, class T, class F>
+constexpr auto with_vjp_arguments(const tile_position& where, typename gradient_of<Map>::type* gradient, const F& f) {
+  if constexpr (takes_position<Role, Map, T> && has_parameters<Map>) {
+    return f(where, gradient);
+  } else if constexpr (takes_position<Role, Map, T>) {
+    return f(where);
+  } else if constexpr (has_parameters<Map>) {
+    return f(gradient);
+  } else {
+    return f();
+  }
+}
+
+/// dx (R, D) from x (R, D), phi and dphi (R, C) by the tile form for queries or keys.
+template <role Role, class Map, class T>
+void call_vjp(const Map& map, const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi, tile<T>& dx,
+              const tile_position& where, typename gradient_of<Map>::type* gradient) {
+  with_vjp_arguments<Role, Map, T>(where, gradient, [&](const auto&... more) {
+    if constexpr (!is_separate<Role, Map, T>) {
+      map.vjp(x, phi, dphi, dx, more...);
+    } else if constexpr (Role == role::query) {
+      map.vjp_queries(x, phi, dphi, dx, more...);
+    } else {
+      map.vjp_keys(x, phi, dphi, dx, more...);
+    }
+  });
+}
+
+template <role Role, class Map, class T>
+inline constexpr bool has_vjp_for =
+    decltype(with_vjp_arguments<Role, Map, T>(tile_position(), nullptr, [](const auto&... more) {
+      if constexpr (!is_separate<Role, Map, T>) {
+        return std::bool_constant<has_vjp<Map, T, std::remove_cvref_t<decltype(more)>...>>();
+      } else if constexpr (Role == role::query) {
+        return std::bool_constant<has_vjp_queries<Map, T, std::remove_cvref_t<decltype(more)>...>>();
+      } else {
+        return std::bool_constant<has_vjp_keys<Map, T, std::remove_cvref_t<decltype(more)>...>>();
+      }
+    }))::value;
+
+/// Whether gradients go through the map.
+template <class Map, class T>
+inline constexpr bool is_differentiable = has_vjp_packet<Map, T> ||
+                                          (has_vjp_for<role::query, Map, T> && has_vjp_for<role::key, Map, T>);
 
 template <class Map>
 inline constexpr bool has_signed_features = [] {
@@ -177,6 +287,29 @@ void elementwise_forward(const Map& map, const X& x, Phi& phi) {
       for (Eigen::Index c = whole; c < x.cols(); ++c) lanes[c - whole] = in[c];
       P(map.packet(P::load(lanes))).store(lanes);
       for (Eigen::Index c = whole; c < x.cols(); ++c) out[c] = lanes[c - whole];
+    }
+  }
+}
+
+/// The `vjp` of an elementwise map: dx (R, D) = map.vjp_packet(x, phi, dphi), each (R, D), register by register. Only
+/// for calls from outside: the engine calls vjp_packet itself.
+template <class Map, class X, class Dx>
+void elementwise_vjp(const Map& map, const X& x, const X& phi, const X& dphi, Dx& dx) {
+  using T = typename Dx::Scalar;
+  using P = detail::packet<T>;
+  for (Eigen::Index r = 0; r < x.rows(); ++r) {
+    const T* const in[3] = {x.data() + r * x.outerStride(), phi.data() + r * phi.outerStride(),
+                            dphi.data() + r * dphi.outerStride()};
+    T* const out = dx.data() + r * dx.outerStride();
+    for (Eigen::Index c = 0; c < x.cols(); c += P::size) {
+      const Eigen::Index n = x.cols() - c;
+      if (n >= P::size) {
+        P(map.vjp_packet(P::load_unaligned(in[0] + c), P::load_unaligned(in[1] + c), P::load_unaligned(in[2] + c)))
+            .store_unaligned(out + c);
+      } else {
+        P(map.vjp_packet(P::load_partial(in[0] + c, n), P::load_partial(in[1] + c, n), P::load_partial(in[2] + c, n)))
+            .store_partial(out + c, n);
+      }
     }
   }
 }

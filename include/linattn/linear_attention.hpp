@@ -12,7 +12,7 @@
 #pragma once
 
 #include <linattn/detail/checks.hpp>
-#include <linattn/detail/engine.hpp>
+#include <linattn/detail/gradient.hpp>
 #include <linattn/feature_map.hpp>
 #include <linattn/matrix_view.hpp>
 #include <linattn/options.hpp>
@@ -23,6 +23,14 @@
 #include <span>
 
 LINATTN_NAMESPACE_BEGIN
+
+/// What the gradient verbs that allocate return.
+template <class Scalar>
+struct gradients {
+  row_matrix<Scalar> dq;  ///< (Nq, H D)
+  row_matrix<Scalar> dk;  ///< (Nk, H D)
+  row_matrix<Scalar> dv;  ///< (Nk, H M)
+};
 
 /// Linear attention (Katharopoulos et al., 2020): attention whose similarity is an inner product of features, so that
 /// the sums over keys can be kept instead of the keys. Per head, with phi the feature map and s = query_scale,
@@ -54,9 +62,11 @@ LINATTN_NAMESPACE_BEGIN
 ///   7. normalised, denominator none and not 0, positive map: V = 1 gives 1, causal row 0 is v_0, outputs lie within
 ///   [min V, max V].
 ///   8. The un-normalised output for [V, 1], divided by its last column, is the normalised output.
+///   10. <dout, J d> = <vjp(dout), d> for every direction d of every input, initial state and parameter; the gradients
+///   of a causal sequence are the same however it is split.
 ///   11. Every path equals the O(N^2) reference (N <= 4096, N(0, 1), elementwise positive maps): relative RMS <= 1e-13
-///   in double, <= 1e-6 in float from D = 16 on; up to 2e-6 below that, and for positive_random up to 2.2e-6. (9 and
-///   10, masks and gradients, are to come.)
+///   in double, <= 1e-6 in float from D = 16 on; up to 2e-6 below that, and for positive_random up to 2.2e-6. (9,
+///   masks, is to come.)
 ///
 /// Errors: wrong types are one-sentence static_asserts. Options and shapes of bulk calls throw std::invalid_argument
 /// with the function's name and both sizes, before anything is written (printed, then abort, without exceptions).
@@ -88,7 +98,10 @@ class linear_attention {
   using output = matrix_view<Scalar>;
   using token = vector_view<const Scalar>;
   using state_type = state<UpdateRule, accumulator_type, Features, ValueDim, Heads>;
-  using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads>;
+  using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
+                                   detail::is_differentiable<FeatureMap, accumulator_type>>;
+  /// What the map keeps the gradient of its parameters in; no_parameters where it has none.
+  using parameter_gradient = typename detail::gradient_of<FeatureMap>::type;
 
   /// Throws std::invalid_argument when a dynamic size is missing or below 1, a given size differs from the type's or
   /// the map's, head counts are unequal, query_scale is not finite, epsilon is not positive and finite, or a
@@ -150,9 +163,35 @@ class linear_attention {
   void step(std::span<state_type> states, input q, input k, input v, output out,
             workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
 
+  // Gradients: vector-Jacobian products of the whole operator, map, query scale, denominator and its policy included.
+  // They recompute what they need from the inputs: nothing is kept from the forward pass, and beside inputs and outputs
+  // there is the workspace, of a size that does not depend on N. dout is the gradient of a loss with respect to out;
+  // dq, dk and dv, of the shapes of q, k and v, are overwritten with those with respect to q, k and v. An output that
+  // is 0 because its denominator is has gradient 0. A map with parameters adds theirs to `dmap` where it is given
+  // (feature_map().make_gradient() is a zero to begin with). A map without `vjp` serves the other verbs, and is refused
+  // here at compile time.
+
+  /// Of `forward`: any Nq and Nk. (4 Nq + 6 Nk) C M flops a head, plus the map and its derivative.
+  void vjp(input q, input k, input v, input dout, output dq, output dk, output dv, workspace_type& ws,
+           parameter_gradient* dmap = nullptr) const;
+  gradients<Scalar> vjp(input q, input k, input v, input dout) const;
+
+  /// Of `forward_causal` from the state s0, which is what it was before row 0. ds comes in as the gradient with respect
+  /// to the state after row N - 1 (dS in kv, dz in k_sum; make_state() where nothing follows) and leaves as that with
+  /// respect to s0: a long sequence is differentiated segment by segment, from the last to the first, each from a copy
+  /// of the state before it. 12 N C M flops a head, of which 10 are the equations', plus the map and its derivative.
+  void vjp_causal(const state_type& s0, input q, input k, input v, input dout, state_type& ds, output dq, output dk,
+                  output dv, workspace_type& ws, parameter_gradient* dmap = nullptr) const;
+  void vjp_causal(input q, input k, input v, input dout, output dq, output dk, output dv, workspace_type& ws,
+                  parameter_gradient* dmap = nullptr) const;
+  gradients<Scalar> vjp_causal(const state_type& s0, input q, input k, input v, input dout, state_type& ds) const;
+  gradients<Scalar> vjp_causal(input q, input k, input v, input dout) const;
+
  private:
   using T = accumulator_type;
-  using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads>;
+  using layout_type =
+      detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, detail::is_differentiable<FeatureMap, T>>;
+  using gradient_arguments = detail::gradient_arguments<T, parameter_gradient>;
   using access = detail::engine_access;
 
   detail::engine<FeatureMap, T, layout_type> engine() const noexcept {
@@ -160,10 +199,13 @@ class linear_attention {
   }
   void require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols, Eigen::Index want_rows,
                Eigen::Index dim, const char* dim_name) const;
+  void require_inputs(const char* function, input q, input k, input v, bool causal) const;
   void require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws, bool causal) const;
   void require_read(const state_type& s, input q, output out, workspace_type& ws) const;
   void require_state(const char* function, const state_type& s) const;
   void require_workspace(const char* function, workspace_type& ws) const;
+  void require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws, bool causal) const;
+  gradients<Scalar> make_gradients(input q, input k, input v) const;
   bool fits(const state_type& s) const noexcept;
   T* own_state(workspace_type& ws) const noexcept;
   void run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out, workspace_type& ws) const;

@@ -35,6 +35,12 @@ struct denominator_policy {
         return denominator;
     }
   }
+
+  /// Whether the result moves with phi(q).z, as it does unless it is clamped: the derivative, 1 or 0.
+  template <class T>
+  constexpr bool follows(T denominator) const noexcept {
+    return how != kind::clamp || !(denominator < T(epsilon));
+  }
 };
 
 /// Designators in this order: `{.head_dim = 64, .heads = 8}`. 0 means "not given".

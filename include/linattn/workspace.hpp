@@ -17,8 +17,10 @@ constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride) noexcept {
 }
 
 /// Where the packed rows of `tokens` tokens of one head lie: features and values (T, C or M), outputs, a tile of x for
-/// maps that are not elementwise, the denominators, and a state for the verbs that are called without one.
-template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads>
+/// maps that are not elementwise, the denominators, and a state for the verbs that are called without one. Gradients
+/// add outputs (T, C) and (T, M), a tile of dx, and z (C) and S^T (M, C) of every head.
+template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
+          bool Gradients>
 struct workspace_layout {
   state_layout<T, Features, ValueDim, Heads> state;
   extent<HeadDim> head_dim;  // D
@@ -33,7 +35,22 @@ struct workspace_layout {
   constexpr Eigen::Index tile() const noexcept { return outputs() + lines(state.row_stride()); }
   constexpr Eigen::Index denominators() const noexcept { return tile() + lines(tile_stride()); }
   constexpr Eigen::Index own_state() const noexcept { return denominators() + lines(1); }
-  constexpr Eigen::Index size() const noexcept { return own_state() + state.size(); }
+  constexpr Eigen::Index end_of_forward() const noexcept { return own_state() + state.size(); }
+
+  constexpr Eigen::Index feature_outputs() const noexcept { return end_of_forward(); }
+  constexpr Eigen::Index value_outputs() const noexcept { return feature_outputs() + lines(state.feature_stride()); }
+  constexpr Eigen::Index gradient_tile() const noexcept { return value_outputs() + lines(state.row_stride()); }
+  constexpr Eigen::Index sums() const noexcept { return gradient_tile() + lines(tile_stride()); }
+  constexpr Eigen::Index own_transposed() const noexcept { return sums() + state.heads * sum_stride(); }
+  constexpr Eigen::Index end_of_gradients() const noexcept { return own_transposed() + transposed().size(); }
+
+  constexpr Eigen::Index size() const noexcept { return Gradients ? end_of_gradients() : end_of_forward(); }
+
+  constexpr Eigen::Index sum_stride() const noexcept { return round_up(state.feature_stride(), line<T>); }
+  /// Of S^T: features and values in each other's place.
+  constexpr state_layout<T, ValueDim, Features, Heads> transposed() const noexcept {
+    return {state.value_dim, state.features, state.heads};
+  }
 
   static constexpr bool is_fixed = state_layout<T, Features, ValueDim, Heads>::is_fixed && HeadDim != Eigen::Dynamic;
 
@@ -47,11 +64,13 @@ struct workspace_layout {
 /// Scratch for one thread's calls, made by `linear_attention::make_workspace`; its contents mean nothing between calls.
 ///
 /// Its size does not depend on N: one state, H (C M + C) elements, and for one head at a time 16 tokens (32 where
-/// C <= 64 in float, 32 in double) of 2 C + 2 M + D elements, rows padded. Inline, without heap, where D, C, M and H
-/// are compile-time constants. One workspace serves one call at a time; a copy is as good as a new one.
-template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads>
+/// C <= 64 in float, 32 in double) of 2 C + 2 M + D elements, rows padded. Where the map has a gradient, a second state
+/// and C + M + D elements a token more, for `vjp` and `vjp_causal`. Inline, without heap, where D, C, M and H are
+/// compile-time constants. One workspace serves one call at a time; a copy is as good as a new one.
+template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
+          bool Gradients>
 class workspace {
-  using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads>;
+  using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, Gradients>;
 
  public:
   workspace() = default;

@@ -132,22 +132,16 @@ inline constexpr Eigen::Index feature_tile = (16 * 1024) / (2 * packet<T>::size 
 template <class Layout>
 inline constexpr bool is_small = Layout::is_fixed&& Layout().size() <= 1024;
 
-/// `blocks` micro-blocks of one head against its S (C, M) and the z (C) behind it; denominators one a token. Panel by
-/// panel and tile by tile, so that a piece of the state stays in L1 while the blocks go by.
-template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes, class T, class Layout>
-LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
-                                state_pointer<Writes, T> S, T* denominators, const rows_ahead& next) {
+/// `blocks` micro-blocks of one head against its S (C, M), without the normaliser. Panel by panel and tile by tile, so
+/// that a piece of the state stays in L1 while the blocks go by.
+template <Eigen::Index B, bool Reads, bool Writes, class T, class Layout>
+LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
+                                  state_pointer<Writes, T> S, const rows_ahead& next) {
   constexpr Eigen::Index size = packet<T>::size;
   constexpr Eigen::Index widest = panel_packets<T, B>;
   const Eigen::Index features = layout.features;
   const Eigen::Index feature_stride = layout.feature_stride();
   const Eigen::Index row_stride = layout.row_stride();
-  if constexpr (Writes || Normalizes) {
-    for (Eigen::Index i = 0; i < blocks * B; i += B) {
-      normalizer_block<B, Normalizes, Writes>(x.q + i * feature_stride, x.k + i * feature_stride, feature_stride,
-                                              S + layout.z_offset(), denominators + i);
-    }
-  }
   const Eigen::Index panels = (row_stride + widest * size - 1) / (widest * size);
   const auto panel = [&](auto packets, Eigen::Index m) LINATTN_INLINE_LAMBDA {
     const auto blocks_of = [&](Eigen::Index c, const auto& before) LINATTN_INLINE_LAMBDA {
@@ -183,6 +177,20 @@ LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const
     for (; m + 2 * size <= row_stride; m += 2 * size) panel(std::integral_constant<Eigen::Index, 2>(), m);
   }
   for (; m < row_stride; m += size) panel(std::integral_constant<Eigen::Index, 1>(), m);
+}
+
+/// `blocks` micro-blocks of one head against its S (C, M) and the z (C) behind it; denominators one a token.
+template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes, class T, class Layout>
+LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
+                                state_pointer<Writes, T> S, T* denominators, const rows_ahead& next) {
+  if constexpr (Writes || Normalizes) {
+    const Eigen::Index stride = layout.feature_stride();
+    for (Eigen::Index i = 0; i < blocks * B; i += B) {
+      normalizer_block<B, Normalizes, Writes>(x.q + i * stride, x.k + i * stride, stride, S + layout.z_offset(),
+                                              denominators + i);
+    }
+  }
+  attend_panels<B, Reads, Writes, T>(layout, blocks, x, S, next);
 }
 
 }  // namespace detail

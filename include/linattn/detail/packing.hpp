@@ -11,8 +11,6 @@
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
-enum class role { query, key };
-
 /// to (rows, padded n) = [f(x) 0] of x (rows, n), whole registers: padding is zero, not f(0). Nothing is read past a
 /// row. `to` is aligned, x need not be.
 template <class T, class F>

@@ -50,6 +50,25 @@ LINATTN_INLINE T squared_norm(const T* x, Eigen::Index n) {
   return sum(squares);
 }
 
+/// a.b of n elements, in an order that depends on n alone.
+template <class T>
+LINATTN_INLINE T dot(const T* a, const T* b, Eigen::Index n) {
+  using P = packet<T>;
+  const Eigen::Index whole = n / P::size * P::size;
+  P products = P::zero();
+  for (Eigen::Index c = 0; c < whole; c += P::size) {
+    products = fma(P::load_unaligned(a + c), P::load_unaligned(b + c), products);
+  }
+  if (whole < n) products = fma(P::load_partial(a + whole, n - whole), P::load_partial(b + whole, n - whole), products);
+  return sum(products);
+}
+
+/// A register from x, zero from lane n on where n is less than a register.
+template <class T>
+LINATTN_INLINE packet<T> load_up_to(const T* x, Eigen::Index n) {
+  return n < packet<T>::size ? packet<T>::load_partial(x, n) : packet<T>::load_unaligned(x);
+}
+
 /// u (R, m) = x (R, D) W^T for `Rows` rows and `Packets` registers of columns, of which `columns` are stored. W^T (D,
 /// m) has zero-padded rows `stride` apart. Every u is one chain of fused multiply-adds over D, whatever the blocking.
 template <Eigen::Index Rows, Eigen::Index Packets, class T>
@@ -142,6 +161,31 @@ class random_projection {
   void apply(const X& x, U& u) const noexcept {
     project(x.data(), x.outerStride(), x.rows(), m_head_dim, m_weights->data(), m_stride, u.data(), u.outerStride(),
             m_rows);
+  }
+
+  /// dx (R, D) = scale (a (R, m) W): the transpose of `apply`. `a(r, c, n)` gives a register of row r from column c on,
+  /// zero from lane n on where n is less than a register.
+  template <class Dx, class A>
+  void apply_transposed(Dx& dx, T scale, const A& a) const noexcept {
+    using P = packet<T>;
+    constexpr Eigen::Index together = 4;  // rows of W^T, which stay in L1 while the tokens go by
+    const auto rows_from = [&](auto count, Eigen::Index d) LINATTN_INLINE_LAMBDA {
+      const T* const w = m_weights->data() + d * m_stride;
+      for (Eigen::Index r = 0; r < dx.rows(); ++r) {
+        P total[count];
+        unroll<count>([&](auto i) LINATTN_INLINE_LAMBDA { total[i] = P::zero(); });
+        for (Eigen::Index c = 0; c < m_rows; c += P::size) {
+          const P lanes = a(r, c, m_rows - c);
+          unroll<count>([&](auto i)
+                            LINATTN_INLINE_LAMBDA { total[i] = fma(lanes, P::load(w + i * m_stride + c), total[i]); });
+        }
+        unroll<count>([&](auto i)
+                          LINATTN_INLINE_LAMBDA { dx.data()[r * dx.outerStride() + d + i] = scale * sum(total[i]); });
+      }
+    };
+    Eigen::Index d = 0;
+    for (; d + together <= m_head_dim; d += together) rows_from(std::integral_constant<Eigen::Index, together>(), d);
+    for (; d < m_head_dim; ++d) rows_from(std::integral_constant<Eigen::Index, 1>(), d);
   }
 
  private:

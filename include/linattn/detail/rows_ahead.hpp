@@ -10,10 +10,11 @@ LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// The caller's rows that come next: what the packing of the next head, or of the next tokens, will read and write, at
-/// most four blocks of rows (q, k, v, out). The kernel fetches them into L2 a few lines before each micro-block: a
-/// packing pass alone is too short for the processor's own prefetcher to reach memory speed (10 GB/s instead of 40),
-/// and one line left out costs as much as all of them.
+/// most five blocks of rows (q, k, v, dout and dq of a gradient). The kernel fetches them into L2 a few lines before
+/// each micro-block: a packing pass alone is too short for the processor's own prefetcher to reach memory speed (10
+/// GB/s instead of 40), and one line left out costs as much as all of them.
 class rows_ahead {
+  static constexpr Eigen::Index most_blocks = 5;
   static constexpr auto line_bytes = Eigen::Index(slab_alignment);
 
   struct block {
@@ -94,11 +95,11 @@ class rows_ahead {
     Eigen::Index m_size;
     Eigen::Index m_rows;
     Eigen::Index m_height;
-    block m_blocks[4];
+    block m_blocks[most_blocks];
   };
 
  private:
-  block m_blocks[4];
+  block m_blocks[most_blocks];
   Eigen::Index m_size = 0;
   Eigen::Index m_rows = 0;
 };

@@ -90,6 +90,11 @@ struct packet {
   friend LINATTN_INLINE packet min(const packet& x, const packet& bound) {
     return Eigen::internal::pmin(x.lanes, bound.lanes);
   }
+  /// y where x > 0, and 0 elsewhere whatever y is.
+  friend LINATTN_INLINE packet where_positive(const packet& x, const packet& y) {
+    if constexpr (size == 1) return x.lanes > T(0) ? y : zero();
+    return Eigen::internal::pand(Eigen::internal::pcmp_lt(zero().lanes, x.lanes), y.lanes);
+  }
   /// The largest integers <= x.
   friend LINATTN_INLINE packet floor(const packet& x) { return Eigen::internal::pfloor(x.lanes); }
   friend LINATTN_INLINE T sum(const packet& x) { return Eigen::internal::predux(x.lanes); }

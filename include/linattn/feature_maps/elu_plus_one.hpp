@@ -19,6 +19,12 @@ struct elu_plus_one {
     return max(x, Packet(0)) + exp_of_negative(x);
   }
 
+  /// The derivative is 1 for x >= 0 and exp(x) below: min(phi, 1).
+  template <class Packet>
+  Packet vjp_packet(const Packet& /*x*/, const Packet& phi, const Packet& dphi) const noexcept {
+    return min(phi, Packet(1)) * dphi;
+  }
+
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
     elementwise_forward(*this, x, phi);

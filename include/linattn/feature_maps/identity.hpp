@@ -19,6 +19,11 @@ struct identity {
     return x;
   }
 
+  template <class Packet>
+  Packet vjp_packet(const Packet& /*x*/, const Packet& /*phi*/, const Packet& dphi) const noexcept {
+    return dphi;
+  }
+
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
     elementwise_forward(*this, x, phi);

@@ -70,6 +70,19 @@ class positive_random {
     }
   }
 
+  /// dx (R, D) = D^(-1/4) (W^T a - (sum_c a_c) x'),  a = phi dphi elementwise. 2 C D flops a token.
+  void vjp(const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi, tile<T>& dx) const noexcept {
+    m_projection.apply_transposed(dx, m_input_scale,
+                                  [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
+                                    return detail::load_up_to(phi.data() + r * phi.outerStride() + c, n) *
+                                           detail::load_up_to(dphi.data() + r * dphi.outerStride() + c, n);
+                                  });
+    for (Eigen::Index r = 0; r < x.rows(); ++r) {
+      const T total = detail::dot(phi.data() + r * phi.outerStride(), dphi.data() + r * dphi.outerStride(), phi.cols());
+      dx.row(r) -= (m_input_scale * m_input_scale * total) * x.row(r);
+    }
+  }
+
  private:
   detail::random_projection<T> m_projection;
   T m_input_scale;    // D^(-1/4)

@@ -151,6 +151,23 @@ class random_fourier {
     }
   }
 
+  /// dx (R, D) = D^(-1/4) (W^T du + (sum_c phi_c dphi_c) x'), where du = cosines dsines - sines dcosines are phi's and
+  /// dphi's halves. C D flops a token.
+  void vjp(const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi, tile<T>& dx) const noexcept {
+    const Eigen::Index m = m_projection.rows();
+    m_projection.apply_transposed(dx, m_input_scale,
+                                  [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
+                                    const T* const cosines = phi.data() + r * phi.outerStride() + c;
+                                    const T* const dcosines = dphi.data() + r * dphi.outerStride() + c;
+                                    return detail::load_up_to(cosines, n) * detail::load_up_to(dcosines + m, n) -
+                                           detail::load_up_to(cosines + m, n) * detail::load_up_to(dcosines, n);
+                                  });
+    for (Eigen::Index r = 0; r < x.rows(); ++r) {
+      const T total = detail::dot(phi.data() + r * phi.outerStride(), dphi.data() + r * dphi.outerStride(), phi.cols());
+      dx.row(r) += (m_input_scale * m_input_scale * total) * x.row(r);
+    }
+  }
+
  private:
   static Eigen::Index directions(Eigen::Index features) {
     if (features < 1) detail::refuse("random_fourier", "features is ", features, "; at least 2 are needed");

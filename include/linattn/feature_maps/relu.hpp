@@ -17,6 +17,12 @@ struct relu {
     return max(x, Packet(0));
   }
 
+  /// The derivative at 0 is 0.
+  template <class Packet>
+  Packet vjp_packet(const Packet& x, const Packet& /*phi*/, const Packet& dphi) const noexcept {
+    return where_positive(x, dphi);
+  }
+
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
     elementwise_forward(*this, x, phi);

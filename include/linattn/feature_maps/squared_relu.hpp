@@ -20,6 +20,12 @@ struct squared_relu {
     return positive * positive;
   }
 
+  /// One register of the gradient: 2 max(x, 0) dphi. `phi` is packet(x), for maps whose derivative is made of it.
+  template <class Packet>
+  Packet vjp_packet(const Packet& x, const Packet& /*phi*/, const Packet& dphi) const noexcept {
+    return max(x, Packet(0)) * (dphi + dphi);
+  }
+
   /// phi (R, C) from x (R, D).
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
