@@ -34,6 +34,9 @@ inline double causal_flops(double n, double c, double m, double h) { return 4 * 
 inline double softmax_flops(double n, double d, double m, double h, bool causal) {
   return 2 * n * n * (d + m) * h * (causal ? 0.5 : 1.0);
 }
+/// Gradients, causal or not, eqs. 13-15: five products of 2 C M each a token, per head, namely S, G S^T, R, R v and
+/// phi(k) R. What is done twice (R and its transpose) counts once.
+inline double vjp_flops(double n, double c, double m, double h) { return 10 * n * c * m * h; }
 
 // ---- compulsory traffic: what a call cannot do without --------------------------------------------------------------
 // Each input read once, each output written once, and the state read and written once however long the call.
