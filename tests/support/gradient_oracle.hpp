@@ -16,9 +16,12 @@ struct gradient_oracle {
   using matrix = Eigen::MatrixXd;
   using vector = Eigen::VectorXd;
 
-  bool causal = true;
-  bool normalize = true;
-  linattn::denominator_policy policy = {};
+  gradient_oracle(bool is_causal, bool normalizes, const linattn::denominator_policy& p)
+      : causal(is_causal), normalize(normalizes), policy(p) {}
+
+  bool causal;
+  bool normalize;
+  linattn::denominator_policy policy;
   matrix S0, dS;  // (C, M): the initial S; the gradient with respect to the final one
   vector z0, dz;  // (C)
 
