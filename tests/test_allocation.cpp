@@ -184,6 +184,60 @@ TYPED_TEST(Allocation, NoneAtLargeSizes) {
   }
 }
 
+// ---- gradients ------------------------------------------------------------------------------------------------------
+
+/// Beside inputs and outputs there is the workspace, and it was made without knowing N.
+template <class Map, class T>
+void expect_no_allocation_by_gradients(const sizes& n) {
+  const auto attn = make_operator<Map, T>(n);
+  const support::attention_inputs<T> x(n.tokens, n.heads * n.head_dim, n.heads * n.value_dim, 1);
+  row_matrix<T> dout = x.v, dq = x.q, dk = x.k, dv = x.v;
+  const auto s0 = attn.make_state();
+  auto ds = attn.make_state();
+  auto ws = attn.make_workspace();
+  const allocation_count count;
+  attn.vjp(x.q, x.k, x.v, dout, dq, dk, dv, ws);
+  attn.vjp_causal(x.q, x.k, x.v, dout, dq, dk, dv, ws);
+  attn.vjp_causal(s0, x.q, x.k, x.v, dout, ds, dq, dk, dv, ws);
+  EXPECT_EQ(count.total(), 0) << n.tokens << " tokens";
+}
+
+TEST(GradientAllocation, NoneWhateverTheNumberOfTokens) {
+  LINATTN_NEEDS_ALLOCATION_COUNT();
+  for (const Index tokens : {1, 70, 20000}) {
+    expect_no_allocation_by_gradients<linattn::elu_plus_one, float>({tokens, 5, 3, 2, 5});
+  }
+  for (const Index tokens : {7, 300}) {
+    expect_no_allocation_by_gradients<linattn::positive_random<double>, double>({tokens, 64, 130, 2, 1024});
+  }
+}
+
+TEST(GradientAllocation, ConvenienceCostsTheResultsAndAWorkspace) {
+  LINATTN_NEEDS_ALLOCATION_COUNT();
+  const auto attn = make_operator<linattn::elu_plus_one, float>({0, 5, 3, 2, 5});
+  const support::attention_inputs<float> x(6, 10, 6, 1);
+  const allocation_count count;
+  const auto d = attn.vjp_causal(x.q, x.k, x.v, x.v);
+  EXPECT_EQ(count.allocations(), 4);
+  EXPECT_EQ(d.dq.rows(), 6);
+}
+
+/// relu without its derivative.
+struct inference_only {
+  static constexpr Index dimension(Index head_dim) { return head_dim; }
+  template <class U>
+  void forward(const linattn::const_tile<U>& x, linattn::tile<U>& phi) const {
+    phi = x.cwiseMax(U(0));
+  }
+};
+
+TEST(GradientAllocation, AWorkspaceWithoutGradientsIsSmaller) {
+  const sizes n{0, 64, 64, 8, 64};
+  const auto without = make_operator<inference_only, float>(n);
+  const auto with_gradients = make_operator<linattn::relu, float>(n);
+  EXPECT_LT(without.make_workspace().bytes(), with_gradients.make_workspace().bytes());
+}
+
 // ---- sizes in the type ----------------------------------------------------------------------------------------------
 
 template <class T>

@@ -293,6 +293,51 @@ struct packet_with_other_features : packet_of_something_else {
   static constexpr Index dimension(Index d) { return 2 * d; }
 };
 
+/// Derive and override what is broken: phi = |x|, dx = sign(x) dphi.
+struct with_vjp : absolute_value {
+  template <class T>
+  void vjp(const const_tile<T>& x, const const_tile<T>&, const const_tile<T>& dphi, tile<T>& dx) const {
+    dx = x.cwiseSign().cwiseProduct(dphi);
+  }
+};
+
+struct vjp_of_another_map : with_vjp {
+  template <class T>
+  void vjp(const const_tile<T>&, const const_tile<T>&, const const_tile<T>& dphi, tile<T>& dx) const {
+    dx = dphi;
+  }
+};
+
+struct vjp_off_by_two_percent : with_vjp {
+  template <class T>
+  void vjp(const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi, tile<T>& dx) const {
+    with_vjp::vjp(x, phi, dphi, dx);
+    dx *= T(1.02);
+  }
+};
+
+struct vjp_that_adds : with_vjp {
+  template <class T>
+  void vjp(const const_tile<T>& x, const const_tile<T>&, const const_tile<T>& dphi, tile<T>& dx) const {
+    dx += x.cwiseSign().cwiseProduct(dphi);
+  }
+};
+
+struct vjp_into_the_padding : with_vjp {
+  template <class T>
+  void vjp(const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi, tile<T>& dx) const {
+    with_vjp::vjp(x, phi, dphi, dx);
+    dx.data()[dx.cols()] = 0;
+  }
+};
+
+struct vjp_packet_of_another_map : linattn::squared_relu {
+  template <class Packet>
+  Packet vjp_packet(const Packet& x, const Packet&, const Packet& dphi) const {
+    return max(x, Packet(0)) * dphi;
+  }
+};
+
 struct broken_keys : asymmetric {
   void forward_keys(const const_tile<float>& x, tile<float>& phi) const { phi.leftCols(x.cols()) = x.cwiseAbs(); }
 };
@@ -304,6 +349,16 @@ TEST(CheckFeatureMap, NamesWrongSizes) {
   EXPECT_TRUE(fails_with(check(packet_with_other_features()), "has packet(x) and so one feature a coordinate"));
   const linattn::positive_random<float> map(16, 8, 1);
   EXPECT_TRUE(fails_with(check_feature_map<float>(map, 17), "made for head_dim 16, but is checked with 17"));
+}
+
+TEST(CheckFeatureMap, NamesWrongGradients) {
+  EXPECT_TRUE(passes(check(with_vjp())));
+  EXPECT_TRUE(passes(check_feature_map<double>(with_vjp(), head_dim)));
+  EXPECT_TRUE(fails_with(check(vjp_of_another_map()), "forward: its vjp gives "));
+  EXPECT_TRUE(fails_with(check_feature_map<double>(vjp_off_by_two_percent(), head_dim), "forward: its vjp gives "));
+  EXPECT_TRUE(fails_with(check(vjp_that_adds()), "forward: its vjp leaves something of dx unwritten"));
+  EXPECT_TRUE(fails_with(check(vjp_into_the_padding()), "forward: its vjp writes outside dx"));
+  EXPECT_TRUE(fails_with(check(vjp_packet_of_another_map()), "packet: its vjp gives "));
 }
 
 TEST(CheckFeatureMap, NamesUnwrittenFeatures) {

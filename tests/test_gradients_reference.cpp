@@ -27,7 +27,7 @@ struct gradient_tolerance;
 /// forward pass (support::tolerance). A lost token moves rows by 1/N and more.
 template <>
 struct gradient_tolerance<float> {
-  static constexpr double relative_rms = 4e-6;
+  static constexpr double relative_rms = 2e-6;
 };
 template <>
 struct gradient_tolerance<double> {

@@ -1,4 +1,5 @@
-// Outputs and states of an independent implementation (tests/data/ft_*, their case.txt says which) for fixed inputs.
+// Outputs, gradients and states of an independent implementation (tests/data/ft_*, their case.txt says which) for fixed
+// inputs.
 //
 // Its arrays are [batch, position, head, dim] in C order: a batch element is a packed (N, H D) matrix as it lies in
 // memory, and is read where it is.
@@ -9,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 namespace {
@@ -53,6 +56,17 @@ struct ReferenceCases : testing::Test {
                       .denominator = linattn::denominator_policy::add(data.number("eps"))});
   }
 
+  /// A gradient is a difference: a few roundings more than an output, where it is not rounding alone. That is the case
+  /// where one key is seen: the gradients of q and k are then of the size of eps, and are judged beside those of v.
+  static testing::AssertionResult close_gradient(const row_matrix<T>& actual, const row_matrix<double>& expected,
+                                                 const row_matrix<double>& size) {
+    constexpr double roundings = 5;
+    const double error = (actual.template cast<double>() - expected).norm();
+    const double allowed = roundings * support::tolerance<T>::relative_rms * std::max(expected.norm(), size.norm());
+    if (error <= allowed) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << "off by " << error << ", allowed " << allowed;
+  }
+
   static testing::AssertionResult close(const row_matrix<T>& actual, const row_matrix<double>& expected) {
     return support::close(actual, expected, support::tolerance<T>::relative_rms);
   }
@@ -81,6 +95,37 @@ TYPED_TEST(ReferenceCases, NoncausalWithKeyLengths) {
     EXPECT_TRUE(
         this->close(attn.forward(q.tokens(b), k.tokens(b, keys), v.tokens(b, keys)), data.tokens<double>("o", b)))
         << "batch element " << b << ", " << keys << " keys";
+  }
+}
+
+// The loss is the sum of w o: w is dout.
+TYPED_TEST(ReferenceCases, CausalGradients) {
+  const auto data = support::reference_case::load("ft_causal_03");
+  const batched<TypeParam> q(data, "q"), k(data, "k"), v(data, "v"), w(data, "w");
+  const auto attn = TestFixture::make(data, q, v);
+  for (Index b = 0; b < q.batch(); ++b) {
+    SCOPED_TRACE("batch element " + std::to_string(b));
+    const auto d = attn.vjp_causal(q.tokens(b), k.tokens(b), v.tokens(b), w.tokens(b));
+    const auto dv = data.tokens<double>("dv", b);
+    EXPECT_TRUE(this->close_gradient(d.dq, data.tokens<double>("dq", b), dv)) << "dq";
+    EXPECT_TRUE(this->close_gradient(d.dk, data.tokens<double>("dk", b), dv)) << "dk";
+    EXPECT_TRUE(this->close_gradient(d.dv, dv, dv)) << "dv";
+  }
+}
+
+TYPED_TEST(ReferenceCases, NoncausalGradientsWithKeyLengths) {
+  const auto data = support::reference_case::load("ft_noncausal_02");
+  const batched<TypeParam> q(data, "q"), k(data, "k"), v(data, "v"), w(data, "w");
+  const auto attn = TestFixture::make(data, q, v);
+  for (Index b = 0; b < q.batch(); ++b) {
+    const auto keys = static_cast<Index>(data.array("key_lengths").values.at(static_cast<std::size_t>(b)));
+    SCOPED_TRACE("batch element " + std::to_string(b) + ", " + std::to_string(keys) + " keys");
+    const auto d = attn.vjp(q.tokens(b), k.tokens(b, keys), v.tokens(b, keys), w.tokens(b));
+    const row_matrix<double> dv = data.tokens<double>("dv", b).topRows(keys);
+    EXPECT_TRUE(this->close_gradient(d.dq, data.tokens<double>("dq", b), dv)) << "dq";
+    EXPECT_TRUE(this->close_gradient(d.dk, data.tokens<double>("dk", b).topRows(keys), dv)) << "dk";
+    EXPECT_TRUE(this->close_gradient(d.dv, dv, dv)) << "dv";
+    EXPECT_TRUE(support::all_zero(data.tokens<double>("dk", b).bottomRows(k.positions() - keys)));
   }
 }
 

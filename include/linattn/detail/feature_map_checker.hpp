@@ -1,8 +1,9 @@
-// What check_feature_map does, for any map: the map comes in as functions, so that this compiles once per scalar.
+// What check_feature_map does, for any map.
 #pragma once
 
 #include <linattn/detail/checks.hpp>
 #include <linattn/detail/guarded_tile.hpp>
+#include <linattn/detail/map_under_test.hpp>
 #include <linattn/detail/random.hpp>
 #include <linattn/feature_map.hpp>
 
@@ -11,7 +12,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <string>
 #include <utility>
@@ -19,70 +19,6 @@
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
-
-/// One way to call a map, and the same of a copy of it.
-template <class T>
-struct map_form {
-  using function = std::function<void(const const_tile<T>& x, tile<T>& phi, tile_position where)>;
-  const char* name;
-  function original;
-  function copy;
-};
-
-/// A map as its checker sees it. `forms` are forward, or forward_queries and forward_keys; `fused` is its packet(x), as
-/// one more form, for elementwise maps.
-template <class T>
-struct map_under_test {
-  Eigen::Index head_dim = 0;
-  Eigen::Index features = 0;
-  bool is_positional = false;
-  bool is_signed = false;
-  std::vector<map_form<T>> forms;
-  std::vector<map_form<T>> fused;
-};
-
-template <class T, class Map>
-map_under_test<T> describe_map(const Map& map, Eigen::Index head_dim, Eigen::Index features) {
-  using input = const_tile<T>;
-  using output = tile<T>;
-  map_under_test<T> result{head_dim, features, is_positional<Map, T>, has_signed_features<Map>, {}, {}};
-  const auto add = [&map](std::vector<map_form<T>>& forms, const char* name, auto call) {
-    forms.push_back(
-        {name, [&map, call](const input& x, output& phi, tile_position where) { call(map, x, phi, where); },
-         [copy = Map(map), call](const input& x, output& phi, tile_position where) { call(copy, x, phi, where); }});
-  };
-  if constexpr (is_asymmetric<Map, T>) {
-    add(result.forms, "forward_queries",
-        [](const Map& m, const input& x, output& phi, [[maybe_unused]] tile_position where) {
-          if constexpr (has_positional_queries<Map, T>) {
-            m.forward_queries(x, phi, where);
-          } else {
-            m.forward_queries(x, phi);
-          }
-        });
-    add(result.forms, "forward_keys",
-        [](const Map& m, const input& x, output& phi, [[maybe_unused]] tile_position where) {
-          if constexpr (has_positional_keys<Map, T>) {
-            m.forward_keys(x, phi, where);
-          } else {
-            m.forward_keys(x, phi);
-          }
-        });
-  } else {
-    add(result.forms, "forward", [](const Map& m, const input& x, output& phi, [[maybe_unused]] tile_position where) {
-      if constexpr (has_positional_forward<Map, T>) {
-        m.forward(x, phi, where);
-      } else {
-        m.forward(x, phi);
-      }
-    });
-  }
-  if constexpr (has_packet<Map, T>) {
-    add(result.fused, "packet",
-        [](const Map& m, const input& x, output& phi, tile_position) { elementwise_forward(m, x, phi); });
-  }
-  return result;
-}
 
 /// Runs the checks; what is wrong goes to `problems`, one sentence each.
 template <class T>
@@ -144,10 +80,13 @@ class feature_map_checker {
 
   /// Rows from N(0, deviation^2); stream tells the small tile, queries and keys apart.
   guarded_tile<T> draw(Eigen::Index rows, std::uint64_t stream, Eigen::Index first = 0) const {
-    guarded_tile<T> x(rows, m_map.head_dim);
+    return draw(rows, m_map.head_dim, stream, first);
+  }
+  guarded_tile<T> draw(Eigen::Index rows, Eigen::Index cols, std::uint64_t stream, Eigen::Index first) const {
+    guarded_tile<T> x(rows, cols);
     for (Eigen::Index r = 0; r < rows; ++r) {
-      for (Eigen::Index d = 0; d < m_map.head_dim; ++d) {
-        const auto index = static_cast<std::uint64_t>((first + r) * m_map.head_dim + d);
+      for (Eigen::Index d = 0; d < cols; ++d) {
+        const auto index = static_cast<std::uint64_t>((first + r) * cols + d);
         x.row(r)[d] = static_cast<T>(m_deviation * random_normal(m_seed, stream, index));
       }
     }
@@ -189,6 +128,7 @@ class feature_map_checker {
     check_rows(form, x, phi);
     check_values(form, phi);
     check_nan(form, x, phi);
+    if (form.vjp && problems.empty()) check_vjp(form, x, phi);
   }
 
   /// Nothing but the D coordinates of a row may be read.
@@ -255,6 +195,54 @@ class feature_map_checker {
       }
     }
 #endif
+  }
+
+  /// dx against differences of the features, one coordinate of all rows at a time, at most 32 of them. At a kink any
+  /// value between the derivatives on its sides will do.
+  void check_vjp(const map_form<T>& form, const guarded_tile<T>& x, const guarded_tile<T>& phi) {
+    constexpr double step = std::is_same_v<T, float> ? 0x1p-7 : 0x1p-17;
+    // Of the features that move: their rounding, and the step's own error.
+    constexpr double slack = 64 * double(std::numeric_limits<T>::epsilon()) / step + 16 * step * step;
+    const guarded_tile<T> dphi = draw(tile_rows, m_map.features, 4, 0);
+    const auto gradient = [&](T before) {
+      guarded_tile<T> dx(tile_rows, m_map.head_dim);
+      dx.fill(before);
+      tile<T> out = dx.view();
+      form.vjp(x.view(), phi.view(), dphi.view(), out, tile_position{0, 0});
+      return dx;
+    };
+    const guarded_tile<T> dx = gradient(sentinels[0]);
+    if (!dx.surrounded_by(sentinels[0])) {
+      return complain(form, "its vjp writes outside dx; write rows 0 ... R-1, columns 0 ... D-1 (D = ", m_map.head_dim,
+                      ") and nothing else.");
+    }
+    if (first_difference(dx, gradient(sentinels[1])) >= 0) {
+      return complain(form, "its vjp leaves something of dx unwritten, or adds to what was there; assign all of it.");
+    }
+    for (Eigen::Index d = 0; d < m_map.head_dim; d += m_map.head_dim / 32 + 1) {
+      const auto moved_by = [&](double by) {
+        guarded_tile<T> moved = x;
+        for (Eigen::Index r = 0; r < tile_rows; ++r) moved.row(r)[d] += T(by);
+        return moved;
+      };
+      const guarded_tile<T> ahead = moved_by(step), behind = moved_by(-step);
+      const guarded_tile<T> phi_ahead = apply(form.original, ahead), phi_behind = apply(form.original, behind);
+      for (Eigen::Index r = 0; r < tile_rows; ++r) {
+        double right = 0, left = 0, size = 0;
+        for (Eigen::Index c = 0; c < m_map.features; ++c) {
+          const double w = double(dphi.row(r)[c]), f = double(phi.row(r)[c]);
+          const double a = double(phi_ahead.row(r)[c]), b = double(phi_behind.row(r)[c]);
+          right += w * (a - f) / (double(ahead.row(r)[d]) - double(x.row(r)[d]));
+          left += w * (f - b) / (double(x.row(r)[d]) - double(behind.row(r)[d]));
+          if (a != b) size += std::abs(w) * (std::abs(a) + std::abs(b) + std::abs(a - b) / step);
+        }
+        const double found = double(dx.row(r)[d]);
+        if (found >= std::min(left, right) - slack * size && found <= std::max(left, right) + slack * size) continue;
+        return complain(form, "its vjp gives ", found, " for coordinate ", d, " of row ", r,
+                        ", where differences give ", (left + right) / 2,
+                        "; return dphi times the derivative of the features at x.");
+      }
+    }
   }
 
   /// The engine calls packet where the references call forward: one map, two spellings.

@@ -1,8 +1,8 @@
 // The packing pass: from the caller's rows of one head to aligned scratch, through the feature map, and back.
 #pragma once
 
+#include <linattn/detail/differentiable.hpp>
 #include <linattn/detail/layout.hpp>
-#include <linattn/feature_map.hpp>
 #include <linattn/matrix_view.hpp>
 
 #include <algorithm>
