@@ -432,6 +432,77 @@ TEST(Refusals, WorkspaceOfAnotherOperator) {
   EXPECT_TRUE(y.untouched());
 }
 
+// ---- gradients ------------------------------------------------------------------------------------------------------
+
+struct gradient_call {
+  Index dout_rows = N, dout_cols = H * M;
+  Index dq_rows = N, dq_cols = H * D;
+  Index dk_rows = N, dk_cols = H * D;
+  Index dv_rows = N, dv_cols = H * M;
+  linattn::options s0 = {.head_dim = D, .value_dim = M, .heads = H};
+  linattn::options ds = s0;
+};
+
+/// Every gradient verb refuses the call with the parts, and writes nothing.
+void expect_gradients_refused(const gradient_call& a, const std::vector<std::string>& parts,
+                              bool stateful_only = false) {
+  const dynamic attn({.head_dim = D, .value_dim = M, .heads = H});
+  const support::attention_inputs<float> x(N, H * D, H * M, 6);
+  const row_matrix<float> dout = support::normal_matrix<float>(a.dout_rows, a.dout_cols, 9);
+  support::framed<float> dq(a.dq_rows, a.dq_cols), dk(a.dk_rows, a.dk_cols), dv(a.dv_rows, a.dv_cols);
+  auto ws = attn.make_workspace();
+  const auto s0 = dynamic(a.s0).make_state();
+  auto ds = dynamic(a.ds).make_state();
+  ds.kv(0).setConstant(3);
+  const auto before = ds;
+  const auto with = [&](const char* name) {
+    auto all = parts;
+    all.push_back(std::string("linattn::") + name + ": ");
+    return all;
+  };
+  expect_refusal([&] { attn.vjp_causal(s0, x.q, x.k, x.v, dout, ds, dq.matrix(), dk.matrix(), dv.matrix(), ws); },
+                 with("vjp_causal"));
+  if (!stateful_only) {
+    expect_refusal([&] { attn.vjp_causal(x.q, x.k, x.v, dout, dq.matrix(), dk.matrix(), dv.matrix(), ws); },
+                   with("vjp_causal"));
+    expect_refusal([&] { attn.vjp(x.q, x.k, x.v, dout, dq.matrix(), dk.matrix(), dv.matrix(), ws); }, with("vjp"));
+  }
+  EXPECT_TRUE(dq.untouched());
+  EXPECT_TRUE(dk.untouched());
+  EXPECT_TRUE(dv.untouched());
+  EXPECT_TRUE(same(ds, before));
+}
+
+TEST(Gradients, WrongShapesAndStates) {
+  expect_gradients_refused({.dout_rows = N - 1}, {"dout is " + shape(N - 1, H * M), shape(N, H * M)});
+  expect_gradients_refused({.dout_cols = M}, {"dout is " + shape(N, M), shape(N, H * M)});
+  expect_gradients_refused({.dq_rows = N + 1}, {"dq is " + shape(N + 1, H * D), shape(N, H * D)});
+  expect_gradients_refused({.dk_cols = H * M}, {"dk is " + shape(N, H * M), shape(N, H * D)});
+  expect_gradients_refused({.dv_cols = H * D}, {"dv is " + shape(N, H * D), shape(N, H * M)});
+  for (const auto& sizes : other_sizes) {
+    expect_gradients_refused({.s0 = sizes}, {"the state is "}, true);
+    expect_gradients_refused({.ds = sizes}, {"the state is "}, true);
+  }
+}
+
+TEST(Gradients, CausalNeedsOneKeyForEachQuery) {
+  const dynamic attn({.head_dim = D, .value_dim = M, .heads = H});
+  const support::attention_inputs<float> x(N, N + 1, H * D, H * M, 6);
+  const row_matrix<float> dout = support::normal_matrix<float>(N, H * M, 9);
+  expect_refusal([&] { attn.vjp_causal(x.q, x.k, x.v, dout); },
+                 {"linattn::vjp_causal: ", "k is " + shape(N + 1, H * D), shape(N, H * D)});
+  EXPECT_NO_THROW(attn.vjp(x.q, x.k, x.v, dout));
+}
+
+TEST(Gradients, WorkspaceOfAnotherOperator) {
+  const dynamic attn({.head_dim = D, .value_dim = M, .heads = H});
+  const support::attention_inputs<float> x(N, H * D, H * M, 6);
+  row_matrix<float> dq = x.q, dk = x.k, dv = x.v;
+  dynamic::workspace_type empty;
+  expect_refusal([&] { attn.vjp(x.q, x.k, x.v, x.v, dq, dk, dv, empty); }, {"linattn::vjp: ", "holds 0"});
+  expect_refusal([&] { attn.vjp_causal(x.q, x.k, x.v, x.v, dq, dk, dv, empty); }, {"vjp_causal: ", "holds 0"});
+}
+
 // ---- options --------------------------------------------------------------------------------------------------------
 
 template <class Operator>
@@ -731,6 +802,28 @@ TEST(Assertions, DenominatorsThatOverlap) {
   expect_no_assertion([&] { attn.read(s, q, y, ws, denominators); });
   expect_assertion([&] { attn.read(s, q, y, ws, q.leftCols(H)); }, "overlap");
   expect_assertion([&] { attn.read(s, q, y, ws, y.rightCols(H)); }, "overlap");
+}
+
+TEST(Assertions, GradientsThatOverlap) {
+  const dynamic attn({.head_dim = D, .value_dim = D, .heads = H});
+  auto ws = attn.make_workspace();
+  auto ds = attn.make_state();
+  row_matrix<float> x[4], d[3];
+  for (auto& a : x) a = support::normal_matrix<float>(N, H * D, 8);
+  for (auto& a : d) a.setZero(N, H * D);
+  const auto call = [&](row_matrix<float>& dq, row_matrix<float>& dk, row_matrix<float>& dv) {
+    return [&] { attn.vjp(x[0], x[1], x[2], x[3], dq, dk, dv, ws); };
+  };
+  expect_no_assertion(call(d[0], d[1], d[2]));
+  for (auto& input : x) {
+    expect_assertion(call(input, d[1], d[2]), "a gradient overlaps an input");
+    expect_assertion(call(d[0], input, d[2]), "a gradient overlaps an input");
+    expect_assertion(call(d[0], d[1], input), "a gradient overlaps an input");
+  }
+  expect_assertion(call(d[0], d[0], d[2]), "two gradients overlap");
+  expect_assertion(call(d[0], d[1], d[0]), "two gradients overlap");
+  expect_assertion(call(d[0], d[1], d[1]), "two gradients overlap");
+  expect_assertion([&] { attn.vjp_causal(ds, x[0], x[1], x[2], x[3], ds, d[0], d[1], d[2], ws); }, "another state");
 }
 
 TEST(Assertions, OutputsThatOverlapInputsInStep) {

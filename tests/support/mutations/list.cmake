@@ -70,3 +70,16 @@ mutation(zero_denominator_divides detail/packing.hpp NoKeyGivesZero
 mutation(merge_forgets state.hpp MergeAppends
   "sum[i] += addend[i]"
   "sum[i] = addend[i]")
+
+mutation(denominator_has_no_gradient_for_keys detail/gradient.hpp GradientsAreThoseOfTheOutput
+  "fma(minus, P::load(phi + c), P::load(dz + c)).store(dz + c);"
+  "P::load(dz + c).store(dz + c);")
+
+mutation(second_sweep_begins_with_the_first_ones_state detail/gradient.hpp GradientsAreThoseOfTheOutput
+  "transpose_all(dstate);
+    for (Eigen::Index first = (tokens - 1)"
+  "for (Eigen::Index first = (tokens - 1)")
+
+mutation(query_gradient_not_divided detail/gradient.hpp GradientsAreThoseOfTheOutput
+  "P::load(dphi + c)) * power * inverse).store(dphi + c);"
+  "P::load(dphi + c))).store(dphi + c);")

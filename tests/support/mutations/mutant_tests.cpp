@@ -137,6 +137,25 @@ TEST_F(Mutant, QueryScaleMultipliesQueries) {
 
 TEST_F(Mutant, NoKeyGivesZero) { EXPECT_TRUE(support::all_zero(attn.forward(q, matrix(0, H * D), matrix(0, H * M)))); }
 
+// <dout, J d> = <vjp(dout), d> for d = q, k, v in turn.
+TEST_F(Mutant, GradientsAreThoseOfTheOutput) {
+  const matrix dout = support::normal_matrix<float>(N, H * M, 6);
+  const auto d = attn.vjp_causal(q, k, v, dout);
+  const auto along = [&](matrix& x, const matrix& dx) {
+    constexpr float step = 0x1p-6F;  // the square of it, 2e-4, is what differences are off by
+    const matrix at = x;
+    x = at * (1 + step);
+    const matrix ahead = causal();
+    x = at * (1 - step);
+    const matrix behind = causal();
+    x = at;
+    EXPECT_NEAR((ahead - behind).cwiseProduct(dout).sum() / (2 * step), dx.cwiseProduct(at).sum(), 0.01 * dx.norm());
+  };
+  along(q, d.dq);
+  along(k, d.dk);
+  along(v, d.dv);
+}
+
 TEST_F(Mutant, MergeAppends) {
   auto whole = attn.make_state();
   auto first = attn.make_state();
