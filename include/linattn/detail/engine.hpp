@@ -66,10 +66,10 @@ struct engine {
     }
   }
 
- private:
   /// Rows of less than this are taken to be in L2 already, where fetching them would cost and save nothing.
   static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
 
+ private:
   template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes>
   void pass_rows(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
                  const matrix_view<const T>& k, const matrix_view<const T>& v, const matrix_view<T>& out,

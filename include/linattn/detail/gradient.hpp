@@ -10,42 +10,15 @@
 // (eqs. 13-15, with the quotient). Each line writes a state and then reads it, as the causal forward pass does: the
 // kernel runs with S^T (M, C), with R (C, M) and with R^T (M, C) as its state. R and dz begin as the gradient with
 // respect to the final S and z, and end as that of the initial ones. S is built again from the start, never by
-// subtraction.
+// subtraction. The non-causal form has one S and one R for all tokens: absorb keys, read queries and absorb them into
+// R, read keys.
 #pragma once
 
 #include <linattn/detail/engine.hpp>
-
-#include <type_traits>
+#include <linattn/detail/gradient_packing.hpp>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
-
-/// The rows of one head that a tile reads or writes, in the order of a sweep: the stride may be negative.
-template <class T>
-struct tile_rows {
-  T* first;
-  Eigen::Index stride;
-
-  LINATTN_INLINE T* row(Eigen::Index i) const { return first + i * stride; }
-  LINATTN_INLINE tile_rows reversed(Eigen::Index rows) const { return {row(rows - 1), -stride}; }
-};
-
-/// Rows 0 ... rows - 1 of x (rows, size) in the opposite order.
-template <class T>
-LINATTN_INLINE void reverse_rows(T* x, Eigen::Index rows, Eigen::Index size) {
-  for (Eigen::Index r = 0; r < rows / 2; ++r) {
-    std::swap_ranges(x + r * size, x + (r + 1) * size, x + (rows - 1 - r) * size);
-  }
-}
-
-/// to (cols, rows) = from (rows, cols) transposed.
-template <class T>
-LINATTN_INLINE void transpose(const T* from, Eigen::Index from_stride, Eigen::Index rows, Eigen::Index cols, T* to,
-                              Eigen::Index to_stride) {
-  using strided = Eigen::Map<const row_matrix<T>, Eigen::Unaligned, Eigen::OuterStride<>>;
-  Eigen::Map<row_matrix<T>, Eigen::Unaligned, Eigen::OuterStride<>>(to, cols, rows, Eigen::OuterStride<>(to_stride)) =
-      strided(from, rows, cols, Eigen::OuterStride<>(from_stride)).transpose();
-}
 
 /// The arguments of a vjp. Shapes as in `forward`; dq, dk, dv are as q, k, v. `gradient` may be null.
 template <class T, class Gradient>
@@ -57,87 +30,81 @@ struct gradient_arguments {
 
 template <class Map, class T, class Layout>
 class gradient_engine {
-  using gradient_type = typename gradient_of<Map>::type;
-  using arguments = gradient_arguments<T, gradient_type>;
   using P = packet<T>;
-  using access = engine_access;
+  using arguments = gradient_arguments<T, typename gradient_of<Map>::type>;
+  using forward_engine = engine<Map, T, Layout>;
 
  public:
-  gradient_engine(const engine<Map, T, Layout>& forward, const arguments& a, T* scratch)
-      : m_map(forward.map),
-        m_layout(forward.layout),
-        m_query_scale(forward.query_scale),
+  gradient_engine(const forward_engine& forward, const arguments& a, T* scratch)
+      : m_layout(forward.layout),
         m_policy(forward.policy),
         m_normalizes(forward.normalizes),
         m_a(a),
+        m_packing(forward.map, forward.layout, forward.query_scale, a.gradient, scratch),
         m_queries(scratch + m_layout.queries()),
         m_keys(scratch + m_layout.keys()),
         m_values(scratch + m_layout.values()),
         m_douts(scratch + m_layout.outputs()),
-        m_features(scratch + m_layout.feature_outputs()),
+        m_dphi(scratch + m_layout.feature_outputs()),
         m_dvalues(scratch + m_layout.value_outputs()),
-        m_tile(scratch + m_layout.tile()),
-        m_dx(scratch + m_layout.gradient_tile()),
         m_sums(scratch + m_layout.sums()),
         m_transposed(scratch + m_layout.own_transposed()) {}
 
   /// Causal: `initial`, the state before row 0 or null; `dstate`, the gradient with respect to the final state, becomes
   /// that of the initial one. `position` is that of row 0.
   void causal(const T* initial, T* dstate, Eigen::Index position) const {
-    begin(initial);
     const Eigen::Index tokens = m_a.q.rows();
-    const Eigen::Index most = m_layout.tokens();
-    for (Eigen::Index first = 0; first < tokens; first += most) {
-      const Eigen::Index rows = std::min(most, tokens - first);
-      for (Eigen::Index h = 0; h < heads(); ++h) forwards(first, rows, h, position);
-    }
+    begin(initial);
+    for_each_tile<false>(tokens, [&](const token_tile& t, const token_tile& next) { forwards(t, next, position); });
     transpose_all(dstate);
-    for (Eigen::Index first = (tokens - 1) / most * most; tokens > 0 && first >= 0; first -= most) {
-      const Eigen::Index rows = std::min(most, tokens - first);
-      for (Eigen::Index h = 0; h < heads(); ++h) backwards(first, rows, h, position, dstate);
-    }
+    for_each_tile<true>(tokens,
+                        [&](const token_tile& t, const token_tile& next) { backwards(t, next, position, dstate); });
   }
 
-  /// Non-causal: every query sees every key. `dstate` is zero before, and rubbish afterwards. Positions are those of
-  /// row 0 of k and of q.
+  /// Non-causal. `dstate` is zero before, and rubbish afterwards. Positions are those of row 0 of k and of q.
   void noncausal(T* dstate, Eigen::Index key_position, Eigen::Index query_position) const {
+    const Eigen::Index queries = m_a.q.rows(), keys = m_a.k.rows();
     begin(nullptr);
-    const Eigen::Index most = m_layout.tokens();
-    const auto all = [&](Eigen::Index tokens, const auto& f) {
-      for (Eigen::Index first = 0; first < tokens; first += most) {
-        for (Eigen::Index h = 0; h < heads(); ++h) f(first, std::min(most, tokens - first), h);
-      }
-    };
-    all(m_a.k.rows(), [&](Eigen::Index first, Eigen::Index rows, Eigen::Index h) {
-      absorb(first, rows, h, {key_position + first, h});
-    });
-    all(m_a.q.rows(), [&](Eigen::Index first, Eigen::Index rows, Eigen::Index h) {
-      read(first, rows, h, {query_position + first, h}, dstate);
-    });
+    for_each_tile<false>(keys, [&](const token_tile& t, const token_tile& next) { absorb(t, next, key_position); });
+    for_each_tile<false>(queries,
+                         [&](const token_tile& t, const token_tile& next) { read(t, next, query_position, dstate); });
     transpose_all(dstate);
-    all(m_a.k.rows(), [&](Eigen::Index first, Eigen::Index rows, Eigen::Index h) {
-      write_back(first, rows, h, {key_position + first, h}, dstate);
-    });
+    for_each_tile<false>(
+        keys, [&](const token_tile& t, const token_tile& next) { read_back(t, next, key_position, dstate); });
   }
 
  private:
   Eigen::Index heads() const { return m_layout.state.heads; }
+  Eigen::Index head_dim() const { return m_layout.head_dim; }
+  Eigen::Index value_dim() const { return m_layout.state.value_dim; }
   Eigen::Index feature_stride() const { return m_layout.state.feature_stride(); }
   Eigen::Index row_stride() const { return m_layout.state.row_stride(); }
-  T* sums(Eigen::Index h) const { return m_sums + h * m_layout.sum_stride(); }                            // z (C)
-  T* transposed(Eigen::Index h) const { return m_transposed + h * m_layout.transposed().head_stride(); }  // (M, C)
+  T* sums(const token_tile& t) const { return m_sums + t.head * m_layout.sum_stride(); }  // z (C)
+  T* transposed(Eigen::Index head) const { return m_transposed + head * m_layout.transposed().head_stride(); }
+  Eigen::Index place_of(Eigen::Index head) const { return head * m_layout.state.head_stride(); }  // in a state
 
-  template <class U>
-  tile_rows<U> head_of(const matrix_view<U>& x, Eigen::Index first, Eigen::Index h, Eigen::Index dim) const {
-    return {x.row(first) + h * dim, x.row_stride()};
+  /// f(tile, the one after it): heads within tiles of tokens, the last tokens first where Backwards. Without the tile
+  /// after it where all rows are taken to be in the cache.
+  template <bool Backwards, class F>
+  void for_each_tile(Eigen::Index tokens, const F& f) const {
+    const Eigen::Index most = m_layout.tokens();
+    const Eigen::Index tiles = (tokens + most - 1) / most;
+    const Eigen::Index row_bytes = (m_a.q.cols() + m_a.v.cols()) * Eigen::Index(sizeof(T));
+    const bool far = 2 * tokens * row_bytes > forward_engine::near_bytes;
+    const auto tile_at = [&](Eigen::Index i) -> token_tile {
+      if (i >= tiles * heads()) return {};
+      const Eigen::Index first = (Backwards ? tiles - 1 - i / heads() : i / heads()) * most;
+      return {first, std::min(most, tokens - first), i % heads()};
+    };
+    for (Eigen::Index i = 0; i < tiles * heads(); ++i) f(tile_at(i), far ? tile_at(i + 1) : token_tile());
   }
-  template <class U>
-  tile_rows<U> features_of(const matrix_view<U>& x, Eigen::Index first, Eigen::Index h) const {
-    return head_of(x, first, h, m_layout.head_dim);
-  }
-  template <class U>
-  tile_rows<U> values_of(const matrix_view<U>& x, Eigen::Index first, Eigen::Index h) const {
-    return head_of(x, first, h, m_layout.state.value_dim);
+
+  /// What the kernel fetches of a tile while it computes the one before it.
+  template <class... Rows>
+  rows_ahead ahead(const token_tile& next, const Rows&... rows) const {
+    rows_ahead all(next.rows);
+    if (next.rows > 0) (all.add(rows.first, rows.stride, rows.size, next.head == 0), ...);
+    return all;
   }
 
   /// S^T and z of the initial state, of all heads.
@@ -147,142 +114,162 @@ class gradient_engine {
     if (initial == nullptr) return;
     transpose_all(initial);
     for (Eigen::Index h = 0; h < heads(); ++h) {
-      const T* const z = initial + h * m_layout.state.head_stride() + m_layout.state.z_offset();
-      std::copy(z, z + m_layout.state.features, sums(h));
+      const T* const z = initial + place_of(h) + m_layout.state.z_offset();
+      std::copy(z, z + m_layout.state.features, m_sums + h * m_layout.sum_stride());
     }
   }
 
   void transpose_all(const T* state) const {
     for (Eigen::Index h = 0; h < heads(); ++h) {
-      transpose(state + h * m_layout.state.head_stride(), row_stride(), m_layout.state.features,
-                m_layout.state.value_dim, transposed(h), feature_stride());
+      transpose(state + place_of(h), row_stride(), m_layout.state.features, value_dim(), transposed(h),
+                feature_stride());
     }
   }
 
   // ---- causal -------------------------------------------------------------------------------------------------------
 
   /// One tile of the first sweep: dq. The denominator and c of a token wait in its rows of dk and dv.
-  void forwards(Eigen::Index first, Eigen::Index rows, Eigen::Index h, Eigen::Index position) const {
+  void forwards(const token_tile& t, const token_tile& next, Eigen::Index position) const {
     constexpr Eigen::Index B = causal_block;
-    const tile_position where{position + first, h};
-    const auto q = features_of(m_a.q, first, h);
-    pack<role::key, false>(features_of(m_a.k, first, h), rows, B, where, m_keys);
-    pack<role::query, false>(q, rows, B, where, m_queries);  // last: its x stays in the tile
-    pack_values(m_layout, values_of(m_a.v, first, h).first, m_a.v.row_stride(), rows, B, m_values);
-    pack_values(m_layout, values_of(m_a.dout, first, h).first, m_a.dout.row_stride(), rows, B, m_douts);
-    attend_panels<B, true, true, T>(m_layout.transposed(), round_up(rows, B) / B,
-                                    {m_douts, m_values, m_keys, m_features}, transposed(h), {});
+    const tile_position where{position + t.first, t.head};
+    const auto q = rows_of<false>(m_a.q, t, head_dim());
+    m_packing.template pack<role::key, false>(rows_of<false>(m_a.k, t, head_dim()), t.rows, B, where, m_keys);
+    m_packing.template pack<role::query, false>(q, t.rows, B, where, m_queries);  // last, for unpack
+    pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
+    pack_rows(rows_of<false>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
+    attend_panels<B, true, true, T>(
+        m_layout.transposed(), round_up(t.rows, B) / B, {m_douts, m_values, m_keys, m_dphi}, transposed(t.head),
+        ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.k, next, head_dim()),
+              rows_of<false>(m_a.v, next, value_dim()), rows_of<false>(m_a.dout, next, value_dim()),
+              rows_of<false>(m_a.dq, next, head_dim())));
     if (m_normalizes) {
-      const auto den = features_of(m_a.dk, first, h);
-      const auto c = values_of(m_a.dv, first, h);
-      for (Eigen::Index r = 0; r < rows; ++r) {
-        add(m_keys + r * feature_stride(), sums(h));
-        const auto [denominator, product] = divide(r, h);
-        *den.row(r) = denominator;
-        *c.row(r) = product;
+      const auto denominators = rows_of<false>(m_a.dk, t, head_dim());
+      const auto products = rows_of<false>(m_a.dv, t, value_dim());
+      for (Eigen::Index r = 0; r < t.rows; ++r) {
+        add(m_keys + r * feature_stride(), sums(t));
+        const quotient by = divide(r, sums(t));
+        *denominators.row(r) = by.denominator;
+        *products.row(r) = by.product;
       }
     }
-    unpack_features<role::query, false>(q, rows, where, m_queries, features_of(m_a.dq, first, h));
+    m_packing.template unpack<role::query, false>(q, t.rows, where, m_queries, m_dphi,
+                                                  rows_of<false>(m_a.dq, t, head_dim()));
   }
 
   /// One tile of the second sweep: dk and dv.
-  void backwards(Eigen::Index first, Eigen::Index rows, Eigen::Index h, Eigen::Index position, T* dstate) const {
+  void backwards(const token_tile& t, const token_tile& next, Eigen::Index position, T* dstate) const {
     constexpr Eigen::Index B = causal_block;
-    const tile_position where{position + first, h};
-    const auto k = features_of(m_a.k, first, h).reversed(rows);
-    const auto v = values_of(m_a.v, first, h).reversed(rows);
-    const auto dout = values_of(m_a.dout, first, h).reversed(rows);
-    const auto dk = features_of(m_a.dk, first, h).reversed(rows);  // its first element: the denominator
-    const auto dv = values_of(m_a.dv, first, h).reversed(rows);    // its first element: c
-    T* const R = dstate + h * m_layout.state.head_stride();        // (C, M)
-    T* const dz = R + m_layout.state.z_offset();                   // (C)
+    const tile_position where{position + t.first, t.head};
+    const auto k = rows_of<true>(m_a.k, t, head_dim());
+    const auto dk = rows_of<true>(m_a.dk, t, head_dim());   // its first element: the denominator
+    const auto dv = rows_of<true>(m_a.dv, t, value_dim());  // its first element: c
+    T* const R = dstate + place_of(t.head);                 // (C, M)
+    T* const dz = R + m_layout.state.z_offset();            // (C)
 
-    pack<role::query, true>(features_of(m_a.q, first, h).reversed(rows), rows, B, where, m_queries);
-    pack<role::key, true>(k, rows, B, where, m_keys);
-    pack_values(m_layout, v.first, v.stride, rows, B, m_values);
-    pack_values(m_layout, dout.first, dout.stride, rows, B, m_douts);
+    m_packing.template pack<role::query, true>(rows_of<true>(m_a.q, t, head_dim()), t.rows, B, where, m_queries);
+    m_packing.template pack<role::key, true>(k, t.rows, B, where, m_keys);  // last, for unpack
+    pack_rows(rows_of<true>(m_a.v, t, value_dim()), t.rows, B, m_values);
+    pack_rows(rows_of<true>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
     if (m_normalizes) {
-      for (Eigen::Index r = 0; r < rows; ++r) scale_dout(r, reciprocal<T>(*dk.row(r)));
+      for (Eigen::Index r = 0; r < t.rows; ++r) scale_dout(r, reciprocal<T>(*dk.row(r)));
     }
-    const Eigen::Index blocks = round_up(rows, B) / B;
-    attend_panels<B, true, true, T>(m_layout.state, blocks, {m_keys, m_queries, m_douts, m_dvalues}, R, {});
-    attend_panels<B, true, true, T>(m_layout.transposed(), blocks, {m_values, m_douts, m_queries, m_features},
-                                    transposed(h), {});
-    for (Eigen::Index r = 0; r < rows; ++r) {
+    const Eigen::Index blocks = round_up(t.rows, B) / B;
+    attend_panels<B, true, true, T>(
+        m_layout.state, blocks, {m_keys, m_queries, m_douts, m_dvalues}, R,
+        ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.k, next, head_dim()),
+              rows_of<false>(m_a.v, next, value_dim())));
+    attend_panels<B, true, true, T>(
+        m_layout.transposed(), blocks, {m_values, m_douts, m_queries, m_dphi}, transposed(t.head),
+        ahead(next, rows_of<false>(m_a.dout, next, value_dim()), rows_of<false>(m_a.dk, next, head_dim()),
+              rows_of<false>(m_a.dv, next, value_dim())));
+    for (Eigen::Index r = 0; r < t.rows; ++r) {
       if (m_normalizes) subtract_query(r, reciprocal<T>(*dk.row(r)), *dv.row(r), dz);
-      add(dz, m_features + r * feature_stride());
+      add(dz, m_dphi + r * feature_stride());
     }
-    unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, rows);
-    unpack_features<role::key, true>(k, rows, where, m_keys, dk);
+    unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, t.rows);
+    m_packing.template unpack<role::key, true>(k, t.rows, where, m_keys, m_dphi, dk);
   }
 
   // ---- non-causal ---------------------------------------------------------------------------------------------------
 
   /// S^T and z of all keys.
-  void absorb(Eigen::Index first, Eigen::Index rows, Eigen::Index h, const tile_position& where) const {
+  void absorb(const token_tile& t, const token_tile& next, Eigen::Index position) const {
     constexpr Eigen::Index B = half_block;
-    pack<role::key, false>(features_of(m_a.k, first, h), rows, B, where, m_keys);
-    pack_values(m_layout, values_of(m_a.v, first, h).first, m_a.v.row_stride(), rows, B, m_values);
-    attend_panels<B, false, true, T>(m_layout.transposed(), round_up(rows, B) / B,
-                                     {m_values, m_values, m_keys, m_features}, transposed(h), {});
+    const tile_position where{position + t.first, t.head};
+    m_packing.template pack<role::key, false>(rows_of<false>(m_a.k, t, head_dim()), t.rows, B, where, m_keys);
+    pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
+    attend_panels<B, false, true, T>(
+        m_layout.transposed(), round_up(t.rows, B) / B, {m_values, m_values, m_keys, m_dphi}, transposed(t.head),
+        ahead(next, rows_of<false>(m_a.k, next, head_dim()), rows_of<false>(m_a.v, next, value_dim())));
     if (!m_normalizes) return;
-    for (Eigen::Index r = 0; r < rows; ++r) add(m_keys + r * feature_stride(), sums(h));
+    for (Eigen::Index r = 0; r < t.rows; ++r) add(m_keys + r * feature_stride(), sums(t));
   }
 
   /// dq of a tile of queries, and what they give to R and dz.
-  void read(Eigen::Index first, Eigen::Index rows, Eigen::Index h, const tile_position& where, T* dstate) const {
+  void read(const token_tile& t, const token_tile& next, Eigen::Index position, T* dstate) const {
     constexpr Eigen::Index B = half_block;
-    const auto q = features_of(m_a.q, first, h);
-    T* const R = dstate + h * m_layout.state.head_stride();
-    pack<role::query, false>(q, rows, B, where, m_queries);
-    pack_values(m_layout, values_of(m_a.dout, first, h).first, m_a.dout.row_stride(), rows, B, m_douts);
-    const Eigen::Index blocks = round_up(rows, B) / B;
-    attend_panels<B, true, false, T>(m_layout.transposed(), blocks, {m_douts, m_douts, m_queries, m_features},
-                                     transposed(h), {});
+    const tile_position where{position + t.first, t.head};
+    const auto q = rows_of<false>(m_a.q, t, head_dim());
+    T* const R = dstate + place_of(t.head);
+    m_packing.template pack<role::query, false>(q, t.rows, B, where, m_queries);
+    pack_rows(rows_of<false>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
+    const Eigen::Index blocks = round_up(t.rows, B) / B;
+    attend_panels<B, true, false, T>(
+        m_layout.transposed(), blocks, {m_douts, m_douts, m_queries, m_dphi}, transposed(t.head),
+        ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.dout, next, value_dim())));
     if (m_normalizes) {
-      for (Eigen::Index r = 0; r < rows; ++r) {
-        const auto [denominator, product] = divide(r, h);
-        const reciprocal<T> factor(denominator);
+      for (Eigen::Index r = 0; r < t.rows; ++r) {
+        const quotient by = divide(r, sums(t));
+        const reciprocal<T> factor(by.denominator);
         scale_dout(r, factor);
-        subtract_query(r, factor, product, R + m_layout.state.z_offset());
+        subtract_query(r, factor, by.product, R + m_layout.state.z_offset());
       }
     }
-    attend_panels<B, false, true, T>(m_layout.state, blocks, {m_queries, m_queries, m_douts, m_dvalues}, R, {});
-    unpack_features<role::query, false>(q, rows, where, m_queries, features_of(m_a.dq, first, h));
+    attend_panels<B, false, true, T>(m_layout.state, blocks, {m_queries, m_queries, m_douts, m_dvalues}, R,
+                                     ahead(next, rows_of<false>(m_a.dq, next, head_dim())));
+    m_packing.template unpack<role::query, false>(q, t.rows, where, m_queries, m_dphi,
+                                                  rows_of<false>(m_a.dq, t, head_dim()));
   }
 
   /// dk and dv of a tile of keys.
-  void write_back(Eigen::Index first, Eigen::Index rows, Eigen::Index h, const tile_position& where,
-                  const T* dstate) const {
+  void read_back(const token_tile& t, const token_tile& next, Eigen::Index position, const T* dstate) const {
     constexpr Eigen::Index B = half_block;
-    const auto k = features_of(m_a.k, first, h);
-    const auto dv = values_of(m_a.dv, first, h);
-    const T* const R = dstate + h * m_layout.state.head_stride();
-    pack<role::key, false>(k, rows, B, where, m_keys);
-    pack_values(m_layout, values_of(m_a.v, first, h).first, m_a.v.row_stride(), rows, B, m_values);
-    const Eigen::Index blocks = round_up(rows, B) / B;
-    attend_panels<B, true, false, T>(m_layout.state, blocks, {m_keys, m_keys, m_values, m_dvalues}, R, {});
-    attend_panels<B, true, false, T>(m_layout.transposed(), blocks, {m_values, m_values, m_keys, m_features},
-                                     transposed(h), {});
-    for (Eigen::Index r = 0; r < rows; ++r) {
-      add(R + m_layout.state.z_offset(), m_features + r * feature_stride());
+    const tile_position where{position + t.first, t.head};
+    const auto k = rows_of<false>(m_a.k, t, head_dim());
+    const auto dv = rows_of<false>(m_a.dv, t, value_dim());
+    const T* const R = dstate + place_of(t.head);
+    m_packing.template pack<role::key, false>(k, t.rows, B, where, m_keys);
+    pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
+    const Eigen::Index blocks = round_up(t.rows, B) / B;
+    attend_panels<B, true, false, T>(
+        m_layout.state, blocks, {m_keys, m_keys, m_values, m_dvalues}, R,
+        ahead(next, rows_of<false>(m_a.k, next, head_dim()), rows_of<false>(m_a.v, next, value_dim())));
+    attend_panels<B, true, false, T>(
+        m_layout.transposed(), blocks, {m_values, m_values, m_keys, m_dphi}, transposed(t.head),
+        ahead(next, rows_of<false>(m_a.dk, next, head_dim()), rows_of<false>(m_a.dv, next, value_dim())));
+    for (Eigen::Index r = 0; r < t.rows; ++r) {
+      add(R + m_layout.state.z_offset(), m_dphi + r * feature_stride());
     }
-    unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, rows);
-    unpack_features<role::key, false>(k, rows, where, m_keys, features_of(m_a.dk, first, h));
+    unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, t.rows);
+    m_packing.template unpack<role::key, false>(k, t.rows, where, m_keys, m_dphi,
+                                                rows_of<false>(m_a.dk, t, head_dim()));
   }
 
   // ---- rows ---------------------------------------------------------------------------------------------------------
+
+  void pack_rows(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block, T* to) const {
+    pack_values(m_layout, x.first, x.stride, rows, block, to);
+  }
 
   struct quotient {
     T denominator;  // after the policy
     T product;      // c
   };
 
-  /// Row r of the features' outputs, G S^T, becomes dphi(q).
-  LINATTN_INLINE quotient divide(Eigen::Index r, Eigen::Index h) const {
+  /// Row r of dphi, which is G S^T, becomes (G S^T - c z) / den.
+  LINATTN_INLINE quotient divide(Eigen::Index r, const T* z) const {
     const T* const phi = m_queries + r * feature_stride();
-    const T* const z = sums(h);
-    T* const dphi = m_features + r * feature_stride();
+    T* const dphi = m_dphi + r * feature_stride();
     P denominators = P::zero();
     P products = P::zero();
     for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
@@ -293,11 +280,10 @@ class gradient_engine {
     const T denominator = m_policy(before);
     const reciprocal<T> factor(denominator);
     const T product = m_policy.follows(before) ? sum(products) * factor.power * factor.inverse : T(0);
-    const P power(factor.power);
-    const P inverse(factor.inverse);
     const P minus(-product);
     for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
-      (fma(minus, P::load(z + c), P::load(dphi + c)) * power * inverse).store(dphi + c);
+      const P difference = fma(minus, P::load(z + c), P::load(dphi + c));
+      (difference * P(factor.power) * P(factor.inverse)).store(dphi + c);
     }
     return {denominator, product};
   }
@@ -324,86 +310,17 @@ class gradient_engine {
     for (Eigen::Index c = 0; c < feature_stride(); c += P::size) (P::load(to + c) + P::load(from + c)).store(to + c);
   }
 
-  // ---- the map ------------------------------------------------------------------------------------------------------
-
-  /// Whether a form has to be given the tokens in their order, whatever that of the sweep.
-  template <role Role>
-  static constexpr bool in_order = takes_position<Role, Map, T>;
-
-  /// phi (rows, C) of x, in the order of the sweep; `where` is that of the earliest token.
-  template <role Role, bool Backwards>
-  void pack(tile_rows<const T> x, Eigen::Index rows, Eigen::Index block, const tile_position& where, T* phi) const {
-    constexpr bool turns = Backwards && in_order<Role>;
-    if constexpr (turns) x = x.reversed(rows);
-    pack_features<Role>(m_map, m_layout, x.first, x.stride, rows, block, m_query_scale, where, m_tile, phi);
-    if constexpr (turns) reverse_rows(phi, rows, feature_stride());
-  }
-
-  /// dx (rows, D) from x, phi and the features' outputs dphi (rows, C). Where the map is not fused, the tile still
-  /// holds the x that `pack` put there last.
-  template <role Role, bool Backwards>
-  void unpack_features(tile_rows<const T> x, Eigen::Index rows, const tile_position& where, T* phi,
-                       tile_rows<T> dx) const {
-    const Eigen::Index head_dim = m_layout.head_dim;
-    const Eigen::Index whole = head_dim / P::size * P::size;
-    const P scale(Role == role::query ? m_query_scale : T(1));
-    if constexpr (has_vjp_packet<Map, T>) {
-      for (Eigen::Index r = 0; r < rows; ++r) {
-        const T* const in = x.row(r);
-        const T* const f = phi + r * feature_stride();
-        const T* const df = m_features + r * feature_stride();
-        T* const out = dx.row(r);
-        const auto at = [&](const P& value, Eigen::Index d) LINATTN_INLINE_LAMBDA {
-          return P(m_map.vjp_packet(value * scale, P::load(f + d), P::load(df + d))) * scale;
-        };
-        for (Eigen::Index d = 0; d < whole; d += P::size) at(P::load_unaligned(in + d), d).store_unaligned(out + d);
-        if (whole < head_dim) {
-          at(P::load_partial(in + whole, head_dim - whole), whole).store_partial(out + whole, head_dim - whole);
-        }
-      }
-    } else {
-      constexpr bool turns = Backwards && in_order<Role>;
-      const Eigen::Index stride = m_layout.tile_stride();
-      if constexpr (turns) {
-        x = x.reversed(rows);
-        dx = dx.reversed(rows);
-        reverse_rows(phi, rows, feature_stride());
-        reverse_rows(m_features, rows, feature_stride());
-      }
-      if constexpr (has_packet<Map, T>) {
-        transform_rows(x.first, x.stride, rows, head_dim, m_tile, stride,
-                       [&](const P& value) LINATTN_INLINE_LAMBDA { return value * scale; });
-      }
-      using input = const_tile<T>;
-      using strides = Eigen::OuterStride<>;
-      tile<T> out(m_dx, rows, head_dim, strides(stride));
-      call_vjp<Role, Map, T>(m_map, input(m_tile, rows, head_dim, strides(stride)),
-                             input(phi, rows, m_layout.state.features, strides(feature_stride())),
-                             input(m_features, rows, m_layout.state.features, strides(feature_stride())), out, where,
-                             m_a.gradient);
-      for (Eigen::Index r = 0; r < rows; ++r) {
-        const T* const from = m_dx + r * stride;
-        T* const to = dx.row(r);
-        for (Eigen::Index d = 0; d < whole; d += P::size) (P::load(from + d) * scale).store_unaligned(to + d);
-        if (whole < head_dim) (P::load(from + whole) * scale).store_partial(to + whole, head_dim - whole);
-      }
-    }
-  }
-
-  const Map& m_map;
   const Layout& m_layout;
-  T m_query_scale;
   denominator_policy m_policy;
   bool m_normalizes;
   const arguments& m_a;
+  gradient_packing<Map, T, Layout> m_packing;
   T* m_queries;     // (T, C)
   T* m_keys;        // (T, C)
   T* m_values;      // (T, M)
   T* m_douts;       // (T, M)
-  T* m_features;    // (T, C), what the kernel reads for dq and dk
+  T* m_dphi;        // (T, C), what the kernel reads for dq and dk
   T* m_dvalues;     // (T, M), what it reads for dv
-  T* m_tile;        // (T, D)
-  T* m_dx;          // (T, D)
   T* m_sums;        // (H, C)
   T* m_transposed;  // (H, M, C)
 };
