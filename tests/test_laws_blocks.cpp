@@ -16,7 +16,7 @@ template <class T, class Map>
 class Blocks {
  public:
   static constexpr Index Dynamic = Eigen::Dynamic;
-  using layout_type = linattn::detail::workspace_layout<T, Dynamic, Dynamic, Dynamic, Dynamic>;
+  using layout_type = linattn::detail::workspace_layout<T, Dynamic, Dynamic, Dynamic, Dynamic, false>;
   using engine_type = linattn::detail::engine<Map, T, layout_type>;
   using slab_type = linattn::detail::slab<T, Dynamic>;
   using matrix = support::row_matrix<T>;
