@@ -18,12 +18,13 @@ using linattn::row_matrix;
 template <class T>
 struct buffers {
   row_matrix<T> q, k, v, out, denominators;
+  row_matrix<T> dq = q, dk = k, dv = v;
 };
 
 /// What an audio callback may do: every verb that takes a state or a workspace.
 template <class Operator, class T>
-void callback(const Operator& attn, typename Operator::state_type& s, typename Operator::workspace_type& ws,
-              buffers<T>& x) noexcept LINATTN_NONBLOCKING {
+void callback(const Operator& attn, typename Operator::state_type& s, typename Operator::state_type& ds,
+              typename Operator::workspace_type& ws, buffers<T>& x) noexcept LINATTN_NONBLOCKING {
   attn.forward_causal(s, x.q, x.k, x.v, x.out, ws);
   attn.forward_causal(x.q, x.k, x.v, x.out, ws);
   attn.forward(s, x.q, x.k, x.v, x.out, ws);
@@ -32,6 +33,9 @@ void callback(const Operator& attn, typename Operator::state_type& s, typename O
   attn.read(s, x.q, x.out, ws);
   attn.read(s, x.q, x.out, ws, x.denominators);
   for (Index i = 0; i < x.q.rows(); ++i) attn.step(s, x.q.row(i), x.k.row(i), x.v.row(i), x.out.row(i), ws);
+  attn.vjp(x.q, x.k, x.v, x.out, x.dq, x.dk, x.dv, ws);
+  attn.vjp_causal(x.q, x.k, x.v, x.out, x.dq, x.dk, x.dv, ws);
+  attn.vjp_causal(s, x.q, x.k, x.v, x.out, ds, x.dq, x.dk, x.dv, ws);
   s.merge(s);
   s.kv(0)(0, 0) += s.k_sum(0)[0];
   s.reset();
@@ -46,8 +50,9 @@ void run(const Operator& attn) {
                row_matrix<T>::Random(tokens, attn.heads() * attn.value_dim()),
                row_matrix<T>(tokens, attn.heads() * attn.value_dim()), row_matrix<T>(tokens, attn.heads())};
   auto s = attn.make_state();
+  auto ds = attn.make_state();
   auto ws = attn.make_workspace();
-  callback(attn, s, ws, x);
+  callback(attn, s, ds, ws, x);
 }
 
 template <class Map, class T = float>
