@@ -2,13 +2,17 @@
 // `check_feature_map.hpp`, for tests of a map of your own, is included by name.
 #pragma once
 
-#include <linattn/feature_maps/elu_plus_one.hpp>     // IWYU pragma: export
-#include <linattn/feature_maps/exponential.hpp>      // IWYU pragma: export
-#include <linattn/feature_maps/identity.hpp>         // IWYU pragma: export
-#include <linattn/feature_maps/positive_random.hpp>  // IWYU pragma: export
-#include <linattn/feature_maps/random_fourier.hpp>   // IWYU pragma: export
-#include <linattn/feature_maps/relu.hpp>             // IWYU pragma: export
-#include <linattn/feature_maps/squared_relu.hpp>     // IWYU pragma: export
-#include <linattn/linear_attention.hpp>              // IWYU pragma: export
-#include <linattn/reference.hpp>                     // IWYU pragma: export
-#include <linattn/version.hpp>                       // IWYU pragma: export
+#include <linattn/feature_maps/cosformer.hpp>           // IWYU pragma: export
+#include <linattn/feature_maps/dpfp.hpp>                // IWYU pragma: export
+#include <linattn/feature_maps/elu_plus_one.hpp>        // IWYU pragma: export
+#include <linattn/feature_maps/exponential.hpp>         // IWYU pragma: export
+#include <linattn/feature_maps/identity.hpp>            // IWYU pragma: export
+#include <linattn/feature_maps/positive_random.hpp>     // IWYU pragma: export
+#include <linattn/feature_maps/random_fourier.hpp>      // IWYU pragma: export
+#include <linattn/feature_maps/relu.hpp>                // IWYU pragma: export
+#include <linattn/feature_maps/softmax_normalized.hpp>  // IWYU pragma: export
+#include <linattn/feature_maps/squared_relu.hpp>        // IWYU pragma: export
+#include <linattn/feature_maps/taylor.hpp>              // IWYU pragma: export
+#include <linattn/linear_attention.hpp>                 // IWYU pragma: export
+#include <linattn/reference.hpp>                        // IWYU pragma: export
+#include <linattn/version.hpp>                          // IWYU pragma: export

@@ -4,6 +4,7 @@
 #include <linattn/detail/checks.hpp>
 #include <linattn/detail/layout.hpp>
 #include <linattn/detail/random.hpp>
+#include <linattn/detail/registers.hpp>
 #include <linattn/detail/simd.hpp>
 
 #include <Eigen/Core>
@@ -15,59 +16,6 @@
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
-
-/// x = f(x) in place, register by register; a partial last register passes through a zero-padded copy, so that an
-/// element's value depends on neither its place nor its neighbours.
-template <class T, class F>
-LINATTN_INLINE void transform_in_place(T* x, Eigen::Index n, const F& f) {
-  using P = packet<T>;
-  const Eigen::Index whole = n / P::size * P::size;
-  for (Eigen::Index c = 0; c < whole; c += P::size) f(P::load_unaligned(x + c)).store_unaligned(x + c);
-  if (whole < n) {
-    alignas(slab_alignment) T lanes[P::size] = {};
-    std::copy(x + whole, x + n, lanes);
-    f(P::load(lanes)).store(lanes);
-    std::copy(lanes, lanes + (n - whole), x + whole);
-  }
-}
-
-/// |x|^2 of n elements, in an order that depends on n alone.
-template <class T>
-LINATTN_INLINE T squared_norm(const T* x, Eigen::Index n) {
-  using P = packet<T>;
-  const Eigen::Index whole = n / P::size * P::size;
-  P squares = P::zero();
-  for (Eigen::Index c = 0; c < whole; c += P::size) {
-    const P values = P::load_unaligned(x + c);
-    squares = fma(values, values, squares);
-  }
-  if (whole < n) {
-    alignas(slab_alignment) T lanes[P::size] = {};
-    std::copy(x + whole, x + n, lanes);
-    const P values = P::load(lanes);
-    squares = fma(values, values, squares);
-  }
-  return sum(squares);
-}
-
-/// a.b of n elements, in an order that depends on n alone.
-template <class T>
-LINATTN_INLINE T dot(const T* a, const T* b, Eigen::Index n) {
-  using P = packet<T>;
-  const Eigen::Index whole = n / P::size * P::size;
-  P products = P::zero();
-  for (Eigen::Index c = 0; c < whole; c += P::size) {
-    products = fma(P::load_unaligned(a + c), P::load_unaligned(b + c), products);
-  }
-  if (whole < n) products = fma(P::load_partial(a + whole, n - whole), P::load_partial(b + whole, n - whole), products);
-  return sum(products);
-}
-
-/// A register from x, zero from lane n on where n is less than a register.
-template <class T>
-LINATTN_INLINE packet<T> load_up_to(const T* x, Eigen::Index n) {
-  return n < packet<T>::size ? packet<T>::load_partial(x, n) : packet<T>::load_unaligned(x);
-}
 
 /// u (R, m) = x (R, D) W^T for `Rows` rows and `Packets` registers of columns, of which `columns` are stored. W^T (D,
 /// m) has zero-padded rows `stride` apart. Every u is one chain of fused multiply-adds over D, whatever the blocking.

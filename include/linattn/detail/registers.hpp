@@ -1,0 +1,60 @@
+// Loops over the registers of one row, as feature maps need them: whole registers, and the last one in part.
+//
+// A partial register is padded with zeros and never read or written beyond its lanes, and the order of every sum
+// depends on the length alone: so a row's result depends on neither its place nor its neighbours.
+#pragma once
+
+#include <linattn/detail/simd.hpp>
+
+#include <Eigen/Core>
+
+LINATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// A register from x, zero from lane n on where n is less than a register.
+template <class T>
+LINATTN_INLINE packet<T> load_up_to(const T* x, Eigen::Index n) {
+  return n < packet<T>::size ? packet<T>::load_partial(x, n) : packet<T>::load_unaligned(x);
+}
+
+/// The register to x, its first n lanes where n is less than a register.
+template <class T>
+LINATTN_INLINE void store_up_to(T* x, const packet<T>& values, Eigen::Index n) {
+  if (n < packet<T>::size) {
+    values.store_partial(x, n);
+  } else {
+    values.store_unaligned(x);
+  }
+}
+
+/// f(offset, lanes left) for the registers of n elements.
+template <class T, class F>
+LINATTN_INLINE void for_each_register(Eigen::Index n, const F& f) {
+  for (Eigen::Index c = 0; c < n; c += packet<T>::size) f(c, n - c);
+}
+
+/// x = f(x) in place, n elements.
+template <class T, class F>
+LINATTN_INLINE void transform_in_place(T* x, Eigen::Index n, const F& f) {
+  for_each_register<T>(n, [&](Eigen::Index c, Eigen::Index left)
+                              LINATTN_INLINE_LAMBDA { store_up_to(x + c, f(load_up_to(x + c, left)), left); });
+}
+
+/// a.b of n elements.
+template <class T>
+LINATTN_INLINE T dot(const T* a, const T* b, Eigen::Index n) {
+  packet<T> products = packet<T>::zero();
+  for_each_register<T>(n, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+    products = fma(load_up_to(a + c, left), load_up_to(b + c, left), products);
+  });
+  return sum(products);
+}
+
+/// |x|^2 of n elements.
+template <class T>
+LINATTN_INLINE T squared_norm(const T* x, Eigen::Index n) {
+  return dot(x, x, n);
+}
+
+}  // namespace detail
+LINATTN_NAMESPACE_END

@@ -1,0 +1,92 @@
+// Queries by a softmax over their features, keys by exp: an asymmetric map.
+#pragma once
+
+#include <linattn/detail/registers.hpp>
+#include <linattn/feature_map.hpp>
+
+#include <Eigen/Core>
+#include <algorithm>
+
+LINATTN_NAMESPACE_BEGIN
+
+/// phi_q(x) = softmax over the D coordinates of x,  phi_k(x) = exp(x).  C = D, features > 0.
+///
+/// Kernel: sum_c exp(q_c + k_c) / sum_c exp(q_c); no relation to softmax attention. Normalised, the query's denominator
+/// cancels and the output is that of `exponential`, but a query cannot overflow: its largest coordinate is subtracted
+/// first. Not normalised (`.normalize = false`), rows are weighted sums of exp(k) v with weights that sum to 1.
+///
+/// The source's keys are a softmax over all tokens, feature by feature, which is not causal; exp(k) is what remains of
+/// it in a causal form. With the operator's normaliser, one denominator serves all features, which is another weighting
+/// than the source's one per feature.
+///
+/// Use it in place of `exponential` where queries are large. Keys overflow as there: k of about 88 in float is inf, and
+/// sums from somewhat less on. NaN is kept, and fills its query's row.
+///
+/// Cost a token: D exponentials, and 3 D flops more for queries.
+/// Source: Shen et al., Efficient attention: attention with linear complexities, 2018.
+struct softmax_normalized {
+  static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
+
+  template <class T>
+  void forward_queries(const const_tile<T>& x, tile<T>& phi) const noexcept {
+    using P = detail::packet<T>;
+    for (Eigen::Index r = 0; r < x.rows(); ++r) {
+      const T* const in = x.data() + r * x.outerStride();
+      T* const out = phi.data() + r * phi.outerStride();
+      const P largest(*std::max_element(in, in + x.cols()));
+      P total = P::zero();
+      detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        const P e = exp_of_negative(detail::load_up_to(in + c, left) - largest);
+        total = total + (left < P::size ? e.first(left) : e);
+        detail::store_up_to(out + c, e, left);
+      });
+      const P share(T(1) / sum(total));
+      detail::transform_in_place(out, x.cols(), [&](const P& e) LINATTN_INLINE_LAMBDA { return e * share; });
+    }
+  }
+
+  template <class T>
+  void forward_keys(const const_tile<T>& x, tile<T>& phi) const noexcept {
+    using P = detail::packet<T>;
+    for (Eigen::Index r = 0; r < x.rows(); ++r) {
+      const T* const in = x.data() + r * x.outerStride();
+      T* const out = phi.data() + r * phi.outerStride();
+      detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        const P e = exp(detail::load_up_to(in + c, left));
+        detail::store_up_to(out + c, e, left);
+      });
+    }
+  }
+
+  /// dx = phi (dphi - phi.dphi).
+  template <class T>
+  void vjp_queries(const const_tile<T>& /*x*/, const const_tile<T>& phi, const const_tile<T>& dphi,
+                   tile<T>& dx) const noexcept {
+    using P = detail::packet<T>;
+    for (Eigen::Index r = 0; r < phi.rows(); ++r) {
+      const T* const p = phi.data() + r * phi.outerStride();
+      const T* const g = dphi.data() + r * dphi.outerStride();
+      T* const out = dx.data() + r * dx.outerStride();
+      const P mean(detail::dot(p, g, phi.cols()));
+      detail::for_each_register<T>(phi.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        detail::store_up_to(out + c, detail::load_up_to(p + c, left) * (detail::load_up_to(g + c, left) - mean), left);
+      });
+    }
+  }
+
+  /// dx = phi dphi.
+  template <class T>
+  void vjp_keys(const const_tile<T>& /*x*/, const const_tile<T>& phi, const const_tile<T>& dphi,
+                tile<T>& dx) const noexcept {
+    for (Eigen::Index r = 0; r < phi.rows(); ++r) {
+      const T* const p = phi.data() + r * phi.outerStride();
+      const T* const g = dphi.data() + r * dphi.outerStride();
+      T* const out = dx.data() + r * dx.outerStride();
+      detail::for_each_register<T>(phi.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        detail::store_up_to(out + c, detail::load_up_to(p + c, left) * detail::load_up_to(g + c, left), left);
+      });
+    }
+  }
+};
+
+LINATTN_NAMESPACE_END
