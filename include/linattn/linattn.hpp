@@ -6,10 +6,15 @@
 #include <linattn/feature_maps/dpfp.hpp>                // IWYU pragma: export
 #include <linattn/feature_maps/elu_plus_one.hpp>        // IWYU pragma: export
 #include <linattn/feature_maps/exponential.hpp>         // IWYU pragma: export
+#include <linattn/feature_maps/gaussian_fourier.hpp>    // IWYU pragma: export
+#include <linattn/feature_maps/generalized_relu.hpp>    // IWYU pragma: export
+#include <linattn/feature_maps/gerf.hpp>                // IWYU pragma: export
+#include <linattn/feature_maps/hyperbolic.hpp>          // IWYU pragma: export
 #include <linattn/feature_maps/identity.hpp>            // IWYU pragma: export
 #include <linattn/feature_maps/positive_random.hpp>     // IWYU pragma: export
 #include <linattn/feature_maps/random_fourier.hpp>      // IWYU pragma: export
 #include <linattn/feature_maps/relu.hpp>                // IWYU pragma: export
+#include <linattn/feature_maps/rfa.hpp>                 // IWYU pragma: export
 #include <linattn/feature_maps/softmax_normalized.hpp>  // IWYU pragma: export
 #include <linattn/feature_maps/squared_relu.hpp>        // IWYU pragma: export
 #include <linattn/feature_maps/taylor.hpp>              // IWYU pragma: export

@@ -6,6 +6,7 @@
 #include <linattn/detail/random.hpp>
 #include <linattn/detail/registers.hpp>
 #include <linattn/detail/simd.hpp>
+#include <linattn/random_features.hpp>
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -71,7 +73,81 @@ void project(const T* x, Eigen::Index x_stride, Eigen::Index rows, Eigen::Index 
   }
 }
 
-/// W (m, D), m directions with independent N(0, 1) entries: a pure function of (seed, m, D), of which the first rows do
+/// Draws W (m, D) row by row in double: a pure function of (seed, kind, D), the same bits on every compiler (see
+/// random.hpp), orthogonal rows included.
+class direction_source {
+ public:
+  direction_source(std::uint64_t seed, random_rows kind, Eigen::Index head_dim)
+      : m_seed(seed), m_kind(kind), m_head_dim(head_dim) {}
+
+  /// f(c, w_c) for c = 0 ... rows - 1; w_c points to D doubles.
+  template <class F>
+  void for_each(Eigen::Index rows, const F& f) const {
+    const bool independent = m_kind == random_rows::independent;
+    const Eigen::Index block_rows = independent ? 1 : m_head_dim;
+    std::vector<double> block(static_cast<std::size_t>(block_rows * m_head_dim));
+    std::vector<double> lengths(static_cast<std::size_t>(block_rows));
+    for (Eigen::Index first = 0; first < rows; first += block_rows) {
+      const Eigen::Index count = std::min(block_rows, rows - first);
+      for (Eigen::Index r = 0; r < count; ++r) {
+        double* const w = block.data() + r * m_head_dim;
+        for (Eigen::Index d = 0; d < m_head_dim; ++d) {
+          const auto index = static_cast<std::uint64_t>((first + r) * m_head_dim + d);
+          w[d] = random_normal(m_seed, stream_of_directions, index);
+        }
+        if (!independent) {
+          lengths[static_cast<std::size_t>(r)] = length(w);
+          orthonormalize(block.data(), r);
+        }
+      }
+      for (Eigen::Index r = 0; r < count; ++r) {
+        double* const w = block.data() + r * m_head_dim;
+        if (!independent) scale(w, lengths[static_cast<std::size_t>(r)]);
+        f(first + r, w);
+      }
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t stream_of_directions = 0;
+
+  double dot(const double* a, const double* b) const {
+    double sum = 0;
+    for (Eigen::Index d = 0; d < m_head_dim; ++d) sum = std::fma(a[d], b[d], sum);
+    return sum;
+  }
+
+  void scale(double* w, double factor) const {
+    for (Eigen::Index d = 0; d < m_head_dim; ++d) w[d] *= factor;
+  }
+
+  /// Row r of the block at right angles to the rows before it, and of length 1. This is Gram and Schmidt's way, whose
+  /// rows are uniform in direction: a QR by reflections leaves them signs that depend on the draw, and the estimates
+  /// of positive features a bias. The second pass removes what rounding leaves of the first.
+  void orthonormalize(double* block, Eigen::Index r) const {
+    double* const w = block + r * m_head_dim;
+    for (int pass = 0; pass < 2; ++pass) {
+      for (Eigen::Index other = 0; other < r; ++other) {
+        const double* const unit = block + other * m_head_dim;
+        const double along = dot(w, unit);
+        for (Eigen::Index d = 0; d < m_head_dim; ++d) w[d] = std::fma(-along, unit[d], w[d]);
+      }
+      scale(w, 1 / std::sqrt(dot(w, w)));
+    }
+  }
+
+  /// Of the row as drawn. With a block of normals G = R Q, R lower triangular with a positive diagonal, Q and the rows
+  /// of R are independent, so that lengths, those of R's rows, depend on neither the directions nor each other.
+  double length(const double* w) const {
+    return std::sqrt(m_kind == random_rows::regularized ? static_cast<double>(m_head_dim) : dot(w, w));
+  }
+
+  std::uint64_t m_seed;
+  random_rows m_kind;
+  Eigen::Index m_head_dim;
+};
+
+/// W (m, D), m directions as drawn by direction_source: a pure function of (seed, kind, D), of which the first rows do
 /// not depend on m. Immutable and shared by copies, so that copying a map is cheap and threads read one matrix.
 template <class T>
 class random_projection {
@@ -80,7 +156,8 @@ class random_projection {
   using matrix_type =
       Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>, Eigen::Unaligned, Eigen::OuterStride<>>;
 
-  random_projection(const char* owner, Eigen::Index head_dim, Eigen::Index rows, std::uint64_t seed)
+  random_projection(const char* owner, Eigen::Index head_dim, Eigen::Index rows, std::uint64_t seed,
+                    random_rows kind = random_rows::independent)
       : m_head_dim(head_dim), m_rows(rows), m_seed(seed) {
     if (head_dim < 1) refuse(owner, "head_dim is ", head_dim, "; at least 1 is needed");
     if (rows < 1) refuse(owner, "features is ", rows, "; at least 1 is needed");
@@ -88,12 +165,9 @@ class random_projection {
     // column block would fall on each other in the L1 cache.
     m_stride = (round_up(rows, std::max(line<T>, 4 * packet<T>::size)) / line<T> | 1) * line<T>;
     heap_slab<T> weights(head_dim * m_stride);  // W^T (D, m)
-    for (Eigen::Index c = 0; c < rows; ++c) {
-      for (Eigen::Index d = 0; d < head_dim; ++d) {
-        const auto index = static_cast<std::uint64_t>(c * head_dim + d);
-        weights.data()[d * m_stride + c] = static_cast<T>(random_normal(seed, stream_of_directions, index));
-      }
-    }
+    direction_source(seed, kind, head_dim).for_each(rows, [&](Eigen::Index c, const double* w) {
+      for (Eigen::Index d = 0; d < head_dim; ++d) weights.data()[d * m_stride + c] = static_cast<T>(w[d]);
+    });
     m_weights = std::make_shared<const heap_slab<T>>(std::move(weights));
   }
 
@@ -137,8 +211,6 @@ class random_projection {
   }
 
  private:
-  static constexpr std::uint64_t stream_of_directions = 0;
-
   std::shared_ptr<const heap_slab<T>> m_weights;
   Eigen::Index m_head_dim;
   Eigen::Index m_rows;

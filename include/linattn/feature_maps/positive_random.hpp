@@ -1,10 +1,10 @@
 // Positive random features of the softmax kernel.
 #pragma once
 
-#include <linattn/detail/random_projection.hpp>
-#include <linattn/feature_map.hpp>
+#include <linattn/detail/random_map.hpp>
+#include <linattn/detail/registers.hpp>
 
-#include <cmath>
+#include <Eigen/Core>
 #include <cstdint>
 
 LINATTN_NAMESPACE_BEGIN
@@ -18,6 +18,9 @@ LINATTN_NAMESPACE_BEGIN
 /// Variance: with z = D^(-1/4) (q + k) the relative variance of the estimate is (exp(|z|^2) - 1) / m. For inputs of
 /// standard deviation s, E|z|^2 = 2 s^2 sqrt(D): at D = 64, s = 1 that is exp(16), and no practical m helps; at s = 0.5
 /// it is exp(4), and m = 1024 leaves 23 % per weight before averaging. The error falls as 1 / sqrt(m).
+///
+/// Orthogonal directions have less variance while m is no more than a few D, see random_feature_options; `hyperbolic`
+/// and `gerf` have less at an equal C.
 ///
 /// Use it to stand in for softmax attention at small logits, with m of some multiples of D and inputs scaled down or
 /// l2-normalised. Not for large or peaked logits, where it estimates the largest weights worst, and not where no
@@ -33,60 +36,40 @@ LINATTN_NAMESPACE_BEGIN
 /// share the matrix; a map is immutable and may be used by any number of threads.
 /// Source: Choromanski et al., Rethinking attention with Performers, 2021.
 template <class T = float>
-class positive_random {
+class positive_random : public detail::random_map<T> {
  public:
-  using scalar = T;
-
   /// m = features directions for heads of D = head_dim coordinates, the same for a seed on every compiler and machine;
   /// more features keep the directions of fewer. Throws std::invalid_argument for sizes below 1.
-  positive_random(Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed)
-      : m_projection("positive_random", head_dim, features, seed),
-        m_input_scale(static_cast<T>(1 / std::sqrt(std::sqrt(static_cast<double>(head_dim))))),
-        m_feature_scale(static_cast<T>(1 / std::sqrt(static_cast<double>(features)))) {}
+  positive_random(Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed,
+                  const random_feature_options& options = {})
+      : detail::random_map<T>("positive_random", head_dim, features, features, seed, options, this->root(head_dim)) {}
 
   /// The map of the same sizes with another seed: new directions. A state absorbed with one map is read with that map.
-  positive_random redraw(std::uint64_t seed) const { return positive_random(head_dim(), m_projection.rows(), seed); }
-
-  /// C = m, for the head_dim() the map was made for.
-  Eigen::Index dimension(Eigen::Index /*head_dim*/) const noexcept { return m_projection.rows(); }
-  Eigen::Index head_dim() const noexcept { return m_projection.head_dim(); }
-  std::uint64_t seed() const noexcept { return m_projection.seed(); }
-
-  /// W (m, D), one direction w_c a row: a view of the map's own memory.
-  auto projection() const noexcept { return m_projection.matrix(); }
+  positive_random redraw(std::uint64_t seed) const {
+    return {this->head_dim(), this->m_features, seed, this->m_options};
+  }
 
   /// phi (R, C) from x (R, D).
   void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
     using P = detail::packet<T>;
-    m_projection.apply(x, phi);  // W x (R, m)
-    const P input_scale(m_input_scale);
-    const P feature_scale(m_feature_scale);
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const T squares = detail::squared_norm(x.data() + r * x.outerStride(), x.cols());
-      const P half_norm(T(-0.5) * m_input_scale * m_input_scale * squares);  // -|x'|^2 / 2
-      detail::transform_in_place(phi.data() + r * phi.outerStride(), phi.cols(), [&](const P& u) LINATTN_INLINE_LAMBDA {
+    const P input_scale(this->m_input_scale);
+    const P feature_scale(this->m_feature_scale);
+    this->project_rows(x, phi, [&](const T* in, T* row) LINATTN_INLINE_LAMBDA {
+      const P half_norm(-this->half_square(in));
+      detail::transform_in_place(row, phi.cols(), [&](const P& u) LINATTN_INLINE_LAMBDA {
         return exp(fma(u, input_scale, half_norm)) * feature_scale;
       });
-    }
+    });
   }
 
   /// dx (R, D) = D^(-1/4) (W^T a - (sum_c a_c) x'),  a = phi dphi elementwise. 2 C D flops a token.
   void vjp(const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi, tile<T>& dx) const noexcept {
-    m_projection.apply_transposed(dx, m_input_scale,
-                                  [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-                                    return detail::load_up_to(phi.data() + r * phi.outerStride() + c, n) *
-                                           detail::load_up_to(dphi.data() + r * dphi.outerStride() + c, n);
-                                  });
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const T total = detail::dot(phi.data() + r * phi.outerStride(), dphi.data() + r * dphi.outerStride(), phi.cols());
-      dx.row(r) -= (m_input_scale * m_input_scale * total) * x.row(r);
-    }
+    this->pull_back(x, phi, dphi, dx, this->m_input_scale, -this->m_input_scale * this->m_input_scale,
+                    [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
+                      return detail::load_up_to(phi.data() + r * phi.outerStride() + c, n) *
+                             detail::load_up_to(dphi.data() + r * dphi.outerStride() + c, n);
+                    });
   }
-
- private:
-  detail::random_projection<T> m_projection;
-  T m_input_scale;    // D^(-1/4)
-  T m_feature_scale;  // m^(-1/2)
 };
 
 LINATTN_NAMESPACE_END

@@ -1,0 +1,52 @@
+// Random Fourier features of the Gaussian kernel: bounded, signed.
+#pragma once
+
+#include <linattn/detail/fourier_map.hpp>
+
+#include <Eigen/Core>
+#include <cstdint>
+
+LINATTN_NAMESPACE_BEGIN
+
+/// phi(x) = m^(-1/2) [cos(W x'), sin(W x')],  x' = temperature^(-1/2) x,  W (m, D),  C = 2 m, signed features.
+///
+/// Kernel: phi(q).phi(k) is an unbiased estimate of exp(-|q - k|^2 / (2 temperature)) over draws of W, the Gaussian
+/// kernel of variance temperature, sqrt(D) where the options do not say. It is softmax's numerator times a factor of
+/// the query, which normalising cancels, and a factor exp(-|k|^2 / (2 temperature)) of the key, which stays: among keys
+/// of one length it is softmax's.
+///
+/// Sign: as `random_fourier`: not normalised unless asked for; denominators <= 0 are likely where few keys are near.
+/// Variance: (1 - exp(-|d|^2))^2 / (2 m), d = q' - k': at most 1 / (2 m) whatever the input, so small kernel values
+/// drown in it. Errors fall as 1 / sqrt(m).
+///
+/// Use it where a bounded kernel of distance is wanted. Not to stand in for softmax on keys of different lengths; there
+/// take `random_fourier`, or for keys of unit length `rfa`. Numerics: |phi| <= m^(-1/2) for every input. NaN is kept.
+///
+/// Cost a token: C D flops and C / 2 pairs of sine and cosine. Source: Rahimi and Recht, 2007.
+template <class T = float>
+class gaussian_fourier : public detail::fourier_map<T> {
+ public:
+  /// C = features, even, for heads of D = head_dim coordinates. Throws std::invalid_argument as random_fourier.
+  gaussian_fourier(Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed,
+                   const random_feature_options& options = {})
+      : detail::fourier_map<T>("gaussian_fourier", head_dim, features, seed, options, this->root(head_dim)) {}
+
+  /// The map of the same sizes with another seed.
+  gaussian_fourier redraw(std::uint64_t seed) const {
+    return {this->head_dim(), this->m_features, seed, this->m_options};
+  }
+
+  void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
+    this->project_rows(x, phi, [&](const T* /*in*/, T* row) LINATTN_INLINE_LAMBDA {
+      this->waves(row, this->m_input_scale, this->m_feature_scale);
+    });
+  }
+
+  /// dx (R, D) = temperature^(-1/2) W^T du. C D flops a token.
+  void vjp(const const_tile<T>& /*x*/, const const_tile<T>& phi, const const_tile<T>& dphi,
+           tile<T>& dx) const noexcept {
+    this->m_projection.apply_transposed(dx, this->m_input_scale, this->angle_gradient(phi, dphi));
+  }
+};
+
+LINATTN_NAMESPACE_END
