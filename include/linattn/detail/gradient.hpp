@@ -4,8 +4,8 @@
 // G_i.out_i (0 there, and where the policy holds the denominator fast), per head
 //
 //   forwards     dphi(q_i) = (G_i S_i^T - c_i z_i) / den_i       S_i^T = S_(i-1)^T + v_i phi(k_i)^T
-//   backwards    dv_i      = phi(k_i) R_i                        R_i   = R_(i+1) + phi(q_i) (G_i / den_i)^T
-//                dphi(k_i) = v_i R_i^T + dz_i                    dz_i  = dz_(i+1) - phi(q_i) c_i / den_i
+//   backwards    dv_i      = phi(k_i) R_i                        R_i   = R_(i+1) + phi(q_i) / den_i G_i^T
+//                dphi(k_i) = v_i R_i^T + dz_i                    dz_i  = dz_(i+1) - phi(q_i) / den_i c_i
 //
 // (eqs. 13-15, with the quotient). Each line writes a state and then reads it, as the causal forward pass does: the
 // kernel runs with S^T (M, C), with R (C, M) and with R^T (M, C) as its state. R and dz begin as the gradient with
@@ -171,7 +171,7 @@ class gradient_engine {
     pack_rows(rows_of<true>(m_a.v, t, value_dim()), t.rows, B, m_values);
     pack_rows(rows_of<true>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
     if (m_normalizes) {
-      for (Eigen::Index r = 0; r < t.rows; ++r) scale_dout(r, reciprocal<T>(*dk.row(r)));
+      for (Eigen::Index r = 0; r < t.rows; ++r) divide_query(r, *dk.row(r));
     }
     const Eigen::Index blocks = round_up(t.rows, B) / B;
     attend_panels<B, true, true, T>(
@@ -183,7 +183,7 @@ class gradient_engine {
         ahead(next, rows_of<false>(m_a.dout, next, value_dim()), rows_of<false>(m_a.dk, next, head_dim()),
               rows_of<false>(m_a.dv, next, value_dim())));
     for (Eigen::Index r = 0; r < t.rows; ++r) {
-      if (m_normalizes) subtract_query(r, reciprocal<T>(*dk.row(r)), *dv.row(r), dz);
+      if (m_normalizes) subtract_query(r, *dv.row(r), dz);
       add(dz, m_dphi + r * feature_stride());
     }
     unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, t.rows);
@@ -217,18 +217,24 @@ class gradient_engine {
     attend_panels<B, true, false, T>(
         m_layout.transposed(), blocks, {m_douts, m_douts, m_queries, m_dphi}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.dout, next, value_dim())));
+    T denominators[most_tokens], products[most_tokens];
     if (m_normalizes) {
       for (Eigen::Index r = 0; r < t.rows; ++r) {
         const quotient by = divide(r, sums(t));
-        const reciprocal<T> factor(by.denominator);
-        scale_dout(r, factor);
-        subtract_query(r, factor, by.product, R + m_layout.state.z_offset());
+        denominators[r] = by.denominator;
+        products[r] = by.product;
+      }
+    }
+    m_packing.template unpack<role::query, false>(q, t.rows, where, m_queries, m_dphi,
+                                                  rows_of<false>(m_a.dq, t, head_dim()));
+    if (m_normalizes) {
+      for (Eigen::Index r = 0; r < t.rows; ++r) {
+        divide_query(r, denominators[r]);
+        subtract_query(r, products[r], R + m_layout.state.z_offset());
       }
     }
     attend_panels<B, false, true, T>(m_layout.state, blocks, {m_queries, m_queries, m_douts, m_dvalues}, R,
                                      ahead(next, rows_of<false>(m_a.dq, next, head_dim())));
-    m_packing.template unpack<role::query, false>(q, t.rows, where, m_queries, m_dphi,
-                                                  rows_of<false>(m_a.dq, t, head_dim()));
   }
 
   /// dk and dv of a tile of keys.
@@ -288,18 +294,19 @@ class gradient_engine {
     return {denominator, product};
   }
 
-  /// Row r of the packed G becomes G / den.
-  LINATTN_INLINE void scale_dout(Eigen::Index r, const reciprocal<T>& factor) const {
-    T* const x = m_douts + r * row_stride();
-    for (Eigen::Index m = 0; m < row_stride(); m += P::size) {
-      (P::load(x + m) * P(factor.power) * P(factor.inverse)).store(x + m);
+  /// phi(q_r) becomes phi(q_r) / den, which is in range where G / den is not.
+  LINATTN_INLINE void divide_query(Eigen::Index r, T denominator) const {
+    const reciprocal<T> factor(denominator);
+    T* const phi = m_queries + r * feature_stride();
+    for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
+      (P::load(phi + c) * P(factor.power) * P(factor.inverse)).store(phi + c);
     }
   }
 
-  /// dz -= phi(q_r) c / den.
-  LINATTN_INLINE void subtract_query(Eigen::Index r, const reciprocal<T>& factor, T product, T* dz) const {
+  /// dz -= phi(q_r) / den c, after divide_query.
+  LINATTN_INLINE void subtract_query(Eigen::Index r, T product, T* dz) const {
     const T* const phi = m_queries + r * feature_stride();
-    const P minus(-(product * factor.power * factor.inverse));
+    const P minus(-product);
     for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
       fma(minus, P::load(phi + c), P::load(dz + c)).store(dz + c);
     }

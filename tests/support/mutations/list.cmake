@@ -77,9 +77,9 @@ mutation(denominator_has_no_gradient_for_keys detail/gradient.hpp GradientsAreTh
 
 mutation(second_sweep_begins_with_the_first_ones_state detail/gradient.hpp GradientsAreThoseOfTheOutput
   "transpose_all(dstate);
-    for (Eigen::Index first = (tokens - 1)"
-  "for (Eigen::Index first = (tokens - 1)")
+    for_each_tile<true>("
+  "for_each_tile<true>(")
 
 mutation(query_gradient_not_divided detail/gradient.hpp GradientsAreThoseOfTheOutput
-  "P::load(dphi + c)) * power * inverse).store(dphi + c);"
-  "P::load(dphi + c))).store(dphi + c);")
+  "(difference * P(factor.power) * P(factor.inverse)).store(dphi + c);"
+  "difference.store(dphi + c);")
