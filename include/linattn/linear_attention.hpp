@@ -8,6 +8,8 @@
 //   attn.forward_causal(s, q, k, v, y, ws);                        // prefill, leaves s ready
 //   attn.step(s, q_t, k_t, v_t, y_t, ws);                          // decode: one token, constant time and memory
 //
+//   const auto [dq, dk, dv] = attn.vjp_causal(q, k, v, dout);      // gradients, from the inputs alone
+//
 // Letters, the paper's: N tokens, D query/key coordinates, M value coordinates, C features, H heads.
 #pragma once
 
