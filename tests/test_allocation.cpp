@@ -204,7 +204,7 @@ void expect_no_allocation_by_gradients(const sizes& n) {
 
 TEST(GradientAllocation, NoneWhateverTheNumberOfTokens) {
   LINATTN_NEEDS_ALLOCATION_COUNT();
-  for (const Index tokens : {1, 70, 20000}) {
+  for (const Index tokens : {1, 70, 1024, 262144}) {
     expect_no_allocation_by_gradients<linattn::elu_plus_one, float>({tokens, 5, 3, 2, 5});
   }
   for (const Index tokens : {7, 300}) {

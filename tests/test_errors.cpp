@@ -792,6 +792,19 @@ TEST(Assertions, OutputsThatOverlapInputs) {
   expect_assertion([&] { attn.forward(q, k, tall.topRows(N), tall.middleRows(N - 1, N), ws); }, "overlaps an input");
 }
 
+TEST(Assertions, StepsOfManyStates) {
+  const linattn::linear_attention<linattn::elu_plus_one> attn({.head_dim = 4});
+  auto ws = attn.make_workspace();
+  std::vector states(2, attn.make_state());
+  row_matrix<float> x = support::normal_matrix<float>(3, 4, 1), out(2, 4);
+  const row_matrix<float> k = support::normal_matrix<float>(2, 4, 2), short_k = k.topRows(1);
+  expect_no_assertion([&] { attn.step(states, x.topRows(2), k, k, out, ws); });
+  // Row 0 of the output is row 1 of the queries.
+  expect_assertion([&] { attn.step(states, x.topRows(2), k, k, x.bottomRows(2), ws); }, "overlaps an input");
+  std::vector one(1, attn.make_state());
+  expect_assertion([&] { attn.step(one, x.topRows(1), k, short_k, out.topRows(1), ws); }, "one row for each state");
+}
+
 // "Outputs must not overlap inputs" holds for the other outputs, too.
 TEST(Assertions, DenominatorsThatOverlap) {
   const dynamic attn({.head_dim = D, .value_dim = M, .heads = H});

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <stdexcept>
 
 namespace {
@@ -33,6 +34,7 @@ void callback(const Operator& attn, typename Operator::state_type& s, typename O
   attn.read(s, x.q, x.out, ws);
   attn.read(s, x.q, x.out, ws, x.denominators);
   for (Index i = 0; i < x.q.rows(); ++i) attn.step(s, x.q.row(i), x.k.row(i), x.v.row(i), x.out.row(i), ws);
+  attn.step(std::span(&s, 1), x.q.topRows(1), x.k.topRows(1), x.v.topRows(1), x.out.topRows(1), ws);
   attn.vjp(x.q, x.k, x.v, x.out, x.dq, x.dk, x.dv, ws);
   attn.vjp_causal(x.q, x.k, x.v, x.out, x.dq, x.dk, x.dv, ws);
   attn.vjp_causal(s, x.q, x.k, x.v, x.out, ds, x.dq, x.dk, x.dv, ws);

@@ -30,6 +30,7 @@ struct tile_rows {
 /// The columns of the tile's head, `dim` of them, in the order of the tokens or backwards.
 template <bool Backwards, class T>
 LINATTN_INLINE tile_rows<T> rows_of(const matrix_view<T>& x, const token_tile& t, Eigen::Index dim) {
+  if (t.rows == 0) return {x.data(), x.row_stride(), dim};
   const tile_rows<T> rows{x.row(t.first) + t.head * dim, x.row_stride(), dim};
   if constexpr (Backwards) return rows.reversed(t.rows);
   return rows;

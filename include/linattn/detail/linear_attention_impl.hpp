@@ -308,6 +308,8 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
   const auto count = Eigen::Index(states.size());
   LINATTN_ASSERT(q.rows() == count && k.rows() == count && v.rows() == count && out.rows() == count &&
                  "linattn::step: q, k, v and out must have one row for each state");
+  LINATTN_ASSERT(!detail::overlap(out, q) && !detail::overlap(out, k) && !detail::overlap(out, v) &&
+                 "linattn::step: the output overlaps an input");
   for (Eigen::Index b = 0; b < count; ++b) {
     step(states[std::size_t(b)], token(q.row(b), q.cols()), token(k.row(b), k.cols()), token(v.row(b), v.cols()),
          vector_view<Scalar>(out.row(b), out.cols()), ws);

@@ -46,10 +46,11 @@ class rows_ahead {
   class share {
    public:
     LINATTN_INLINE share(const rows_ahead& all, Eigen::Index panel, Eigen::Index panels) noexcept
-        : m_size(all.m_size), m_rows(all.m_rows), m_height((B + panels - 1) / panels) {
+        : m_size(all.m_size), m_rows(all.m_rows) {
       const Eigen::Index pieces = std::max(panels / B, Eigen::Index(1));
-      const Eigen::Index first = panel / pieces * m_height;
-      if (first + m_height > B) m_size = 0;
+      const Eigen::Index height = (B + panels - 1) / panels;
+      const Eigen::Index first = panel / pieces * height;
+      m_height = std::clamp(B - first, Eigen::Index(0), height);
       for (Eigen::Index i = 0; i < m_size; ++i) {
         const block& x = all.m_blocks[i];
         const Eigen::Index width = (x.lines + pieces - 1) / pieces;
@@ -65,18 +66,18 @@ class rows_ahead {
       for (Eigen::Index i = 0; i < m_size; ++i) {
         const block& x = m_blocks[i];
         const std::uintptr_t first = x.first + std::uintptr_t(row * x.stride);
-        if (m_height * x.lines != usual) {
+        if (m_height * x.lines == usual && m_height == 1) {
+          grid<1>(first, x.stride);
+        } else if (m_height * x.lines == usual && m_height == 2) {
+          grid<2>(first, x.stride);
+        } else if (m_height * x.lines == usual && m_height == 4) {
+          grid<4>(first, x.stride);
+        } else {
           for (Eigen::Index r = 0; r < m_height; ++r) {
             for (Eigen::Index l = 0; l < x.lines; ++l) {
               LINATTN_PREFETCH(first + std::uintptr_t(r * x.stride + l * line_bytes));
             }
           }
-        } else if (m_height == 1) {
-          grid<1>(first, x.stride);
-        } else if (m_height == B) {
-          grid<B>(first, x.stride);
-        } else {
-          grid<B / 2>(first, x.stride);
         }
       }
     }
@@ -94,7 +95,7 @@ class rows_ahead {
 
     Eigen::Index m_size;
     Eigen::Index m_rows;
-    Eigen::Index m_height;
+    Eigen::Index m_height = 0;
     block m_blocks[most_blocks];
   };
 

@@ -44,16 +44,16 @@ mutation(stale_rows_fill_the_last_block detail/packing.hpp AUsedWorkspaceIsAsGoo
   "")
 
 mutation(one_element_too_many_written detail/packing.hpp OutputsKeepToTheirColumns
-  ".store_partial(out + m, value_dim - m);"
-  ".store_partial(out + m, value_dim - m + 1);")
+  ".store_partial(out + whole, value_dim - whole);"
+  ".store_partial(out + whole, value_dim - whole + 1);")
 
 mutation(last_panel_dropped detail/kernel.hpp LastColumnsAreWritten
-  "for (; m < columns; m += size) panel("
-  "for (; m + size < columns; m += size) panel(")
+  "for (; m < row_stride; m += size) panel("
+  "for (; m + size < row_stride; m += size) panel(")
 
-mutation(second_tile_reads_the_first detail/packing.hpp EveryTileReadsItsOwnRows
-  "q.row(first) + h * head_dim"
-  "q.row(0) + h * head_dim")
+mutation(second_tile_reads_the_first detail/engine.hpp EveryTileReadsItsOwnRows
+  "pack_features<role::query>(map, layout, q.row(first)"
+  "pack_features<role::query>(map, layout, q.row(0)")
 
 mutation(heads_read_the_first_ones_queries detail/engine.hpp HeadsAreSeparate
   "pack_features<role::query>(map, layout, q.row(first) + h * head_dim"
