@@ -33,7 +33,7 @@ struct softmax_normalized {
     for (Eigen::Index r = 0; r < x.rows(); ++r) {
       const T* const in = x.data() + r * x.outerStride();
       T* const out = phi.data() + r * phi.outerStride();
-      const P largest(*std::max_element(in, in + x.cols()));
+      const P largest(largest_of(in, x.cols()));
       P total = P::zero();
       detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
         const P e = exp_of_negative(detail::load_up_to(in + c, left) - largest);
@@ -86,6 +86,19 @@ struct softmax_normalized {
         detail::store_up_to(out + c, detail::load_up_to(p + c, left) * detail::load_up_to(g + c, left), left);
       });
     }
+  }
+
+ private:
+  /// A NaN may be lost here; the exponentials have it still.
+  template <class T>
+  static LINATTN_INLINE T largest_of(const T* x, Eigen::Index n) {
+    using P = detail::packet<T>;
+    if (n < P::size) return *std::max_element(x, x + n);
+    P largest = P::load_unaligned(x + n - P::size);
+    for (Eigen::Index c = 0; c + P::size < n; c += P::size) largest = max(P::load_unaligned(x + c), largest);
+    alignas(detail::slab_alignment) T lanes[P::size];
+    largest.store(lanes);
+    return *std::max_element(lanes, lanes + P::size);
   }
 };
 
