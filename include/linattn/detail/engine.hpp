@@ -52,8 +52,8 @@ struct engine {
 
   /// `state` is the slab; q, k, v, out are packed (N, H D), (N, H D), (N, H M), (N, H M), unused ones empty. `position`
   /// is that of row 0. denominators (N, H), optional: q.z before the policy. `layout.tokens()` tokens at a time,
-  /// head by head; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's bits do
-  /// not depend on what follows it.
+  /// head by head; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's
+  /// bits do not depend on what follows it.
   template <Eigen::Index B, bool Reads, bool Writes>
   void pass(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
             const matrix_view<const T>& k, const matrix_view<const T>& v, const matrix_view<T>& out,
