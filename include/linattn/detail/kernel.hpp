@@ -29,7 +29,9 @@ namespace detail {
 ///     read     .48-.67 .69-.72   .70-.71   .92-.95    .49-.60   .87-.89   .50-.58
 ///
 /// Causal, 4 tokens by 2 packets are 16 accumulators and values; reading alone needs 8 by 2 chains to hide the latency
-/// of an addition where there are registers for them. With C = 1024 or 4096 tiles of S keep causal at .86 to .92.
+/// of an addition where there are registers for them. With C = 1024 or 4096 tiles of S keep causal at .86 to .94. SSE2
+/// has nothing to fuse: causal is at .55 to .66 of its peak with 2, 4 or 8. NEON, with 32 registers, is a forecast only
+/// (benchmarks/mca.py).
 inline constexpr Eigen::Index causal_block = 4;
 inline constexpr Eigen::Index half_block = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
 inline constexpr Eigen::Index widest_block = 8;
