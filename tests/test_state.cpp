@@ -420,7 +420,7 @@ TYPED_TEST(State, OneTokenOfManySequencesAtOnce) {
   using T = typename TypeParam::scalar;
   setup<TypeParam> use;
   auto ws = use.attn.make_workspace();
-  for (const std::size_t count : {0, 1, 5}) {
+  for (const auto count : {std::size_t(0), std::size_t(1), std::size_t(5)}) {
     std::vector<decltype(use.attn.make_state())> together(count, use.attn.make_state());
     auto alone = together;
     for (std::uint64_t turn = 0; turn < 3; ++turn) {
