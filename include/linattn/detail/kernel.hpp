@@ -24,7 +24,7 @@ namespace detail {
 ///
 ///              AVX-512 (32 registers)                 AVX2 (16)
 ///     B        1       2         4         8          2         4         8
-///     causal   .60-.77 .83-.91   .93-.96   .86-.97    .82-.96   .91-.94   .71-.75
+///     causal   .60-.77 .83-.91   .92-.96   .86-.97    .82-.96   .91-.94   .71-.75
 ///     absorb   .31-.43 .58-.77   .90-.97   .92-.96    .25-.81   .80-.97   .85-.89
 ///     read     .48-.67 .69-.72   .70-.71   .92-.95    .49-.60   .87-.89   .50-.58
 ///
@@ -36,8 +36,9 @@ inline constexpr Eigen::Index causal_block = 4;
 inline constexpr Eigen::Index half_block = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
 inline constexpr Eigen::Index widest_block = 8;
 
-/// Packets of a panel. A decode step has registers for four, and 128 bytes a row is where it moves most: 200 GB/s in L2
-/// with 2 x 64 or 4 x 32 bytes, 150 with 1 x 64 or 4 x 64, 120 with 2 x 32.
+/// Packets of a panel. A decode step has registers for four, and moves most with 128 bytes a row: 2 packets of 64
+/// bytes, 4 of 32 or less. Change it here and run `bench_roofline --benchmark_filter=kernel_causal/B:1` to see the
+/// others.
 template <class T, Eigen::Index B>
 inline constexpr Eigen::Index panel_packets = B == 1 && packet<T>::size * sizeof(T) <= 32 ? 4 : 2;
 

@@ -11,8 +11,8 @@ namespace detail {
 
 /// The caller's rows that come next: what the packing of the next head, or of the next tokens, will read and write, at
 /// most five blocks of rows (q, k, v, dout and dq of a gradient). The kernel fetches them into L2 a few lines before
-/// each micro-block: a packing pass alone is too short for the processor's own prefetcher to reach memory speed (10
-/// GB/s instead of 40), and one line left out costs as much as all of them.
+/// each micro-block: a packing pass alone is too short for the processor's own prefetcher to reach the speed of memory.
+/// All lines, or none: those left out stall, and the prefetcher no longer sees a stream.
 class rows_ahead {
   static constexpr Eigen::Index most_blocks = 5;
   static constexpr auto line_bytes = Eigen::Index(slab_alignment);
