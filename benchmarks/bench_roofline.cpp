@@ -147,7 +147,7 @@ void bench_core(benchmark::State& state) {
 }
 
 /// The kernel on packed rows of one head, micro-blocks of B tokens. Keys are small, so that the state stays finite.
-template <Index B, bool Reads, bool Writes>
+template <Index B, detail::kernel_form Form>
 void bench_kernel(benchmark::State& state) {
   const Index c = state.range(0), m = state.range(1), n = detail::least_tokens;
   detail::state_layout<T, Eigen::Dynamic, Eigen::Dynamic, 1> layout;
@@ -165,9 +165,9 @@ void bench_kernel(benchmark::State& state) {
   auto out = random(n * layout.row_stride(), T(0));
   auto s = random(layout.size(), T(1));
   detail::heap_slab<T> denominators(n);
-  const double flops = (Reads && Writes ? causal_flops : half_flops)(double(n), double(c), double(m), 1);
+  const double flops = (Form.reads && Form.writes ? causal_flops : half_flops)(double(n), double(c), double(m), 1);
   timed<T>(state, double(n), flops, [&] {
-    detail::attend_head<B, Reads, Writes, false, T>(layout, n / B, {q.data(), k.data(), v.data(), out.data()}, s.data(),
+    detail::attend_head<B, Form, false, T>(layout, n / B, {q.data(), k.data(), v.data(), out.data()}, s.data(),
                                                     denominators.data(), {});
     benchmark::ClobberMemory();
   });
@@ -181,11 +181,11 @@ void register_kernels() {
     for (const Index d : {32, 64, 128, 256}) b->Args({d, d});
     for (const Index c : {256, 1024, 4096}) b->Args({c, 64});
   };
-  (RegisterBenchmark(("BM_kernel_causal/B:" + std::to_string(B)).c_str(), bench_kernel<B, true, true>)->Apply(shapes),
+  (RegisterBenchmark(("BM_kernel_causal/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::reads_and_writes>)->Apply(shapes),
    ...);
-  (RegisterBenchmark(("BM_kernel_absorb/B:" + std::to_string(B)).c_str(), bench_kernel<B, false, true>)->Apply(shapes),
+  (RegisterBenchmark(("BM_kernel_absorb/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::writes_only>)->Apply(shapes),
    ...);
-  (RegisterBenchmark(("BM_kernel_read/B:" + std::to_string(B)).c_str(), bench_kernel<B, true, false>)->Apply(shapes),
+  (RegisterBenchmark(("BM_kernel_read/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::reads_only>)->Apply(shapes),
    ...);
 }
 

@@ -20,8 +20,12 @@
 #include <linattn/options.hpp>
 #include <linattn/state.hpp>
 #include <linattn/update_rules/additive.hpp>
+#include <linattn/update_rules/decay.hpp>
+#include <linattn/update_rules/delta.hpp>
+#include <linattn/update_rules/gated.hpp>
 #include <linattn/workspace.hpp>
 
+#include <concepts>
 #include <span>
 
 LINATTN_NAMESPACE_BEGIN
@@ -82,13 +86,9 @@ class linear_attention {
                 "linattn: Scalar must be float or double");
   static_assert(
       requires {
-        typename UpdateRule::inputs;
-        UpdateRule::decay;
+        { UpdateRule::traits } -> std::convertible_to<rule_traits>;
       },
       "linattn: the second template argument must be an update rule, such as linattn::additive; Scalar is the third");
-  static_assert(UpdateRule::decay == decay_kind::none && !UpdateRule::corrects && UpdateRule::writes == 1 &&
-                    UpdateRule::reads_after_write && UpdateRule::normalizes,
-                "linattn: this update rule decays, corrects or reads before it writes; only additive rules are built");
   static_assert(detail::check_feature_map_members<FeatureMap, accumulator_t<Scalar>>());
   static constexpr Eigen::Index Features = detail::features_at_compile_time<FeatureMap, HeadDim>;
 
@@ -99,9 +99,13 @@ class linear_attention {
   using input = matrix_view<const Scalar>;
   using output = matrix_view<Scalar>;
   using token = vector_view<const Scalar>;
-  using state_type = state<UpdateRule, accumulator_type, Features, ValueDim, Heads>;
+  static constexpr rule_traits rule = UpdateRule::traits;
+  using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
-                                   detail::is_differentiable<FeatureMap, accumulator_type>>;
+                                   detail::is_differentiable<FeatureMap, accumulator_type>, rule>;
+  /// What the rule takes beside q, k and v, for rows of tokens and for one token: {.log_decay = g, .beta = b}.
+  using inputs = typename UpdateRule::template inputs<input>;
+  using token_inputs = typename UpdateRule::template inputs<token>;
   /// What the map keeps the gradient of its parameters in; no_parameters where it has none.
   using parameter_gradient = typename detail::gradient_of<FeatureMap>::type;
 
@@ -109,7 +113,7 @@ class linear_attention {
   /// the map's, head counts are unequal, query_scale is not finite, epsilon is not positive and finite, or a
   /// denominator policy meets a map with signed features and `normalize` is not given. With .normalize = false a policy
   /// has no effect.
-  explicit linear_attention(const options& o = {}, FeatureMap map = FeatureMap());
+  explicit linear_attention(const options& o = {}, FeatureMap map = FeatureMap(), UpdateRule rule = UpdateRule());
 
   Eigen::Index head_dim() const noexcept { return m_layout.head_dim; }          ///< D
   Eigen::Index value_dim() const noexcept { return m_layout.state.value_dim; }  ///< M
@@ -134,6 +138,12 @@ class linear_attention {
 
   /// Causal attention (eqs. 9-12): out (N, H M) from q, k (N, H D), v (N, H M), row i seeing what the state has seen
   /// and rows j <= i; leaves the state after row N - 1. 4 N C M flops a head, plus the map.
+  /// Of a rule with inputs, they stand behind v, here and in every verb:
+  /// attn.forward_causal(s, q, k, v, {.log_decay = g, .beta = b}, out, ws).
+  void forward_causal(state_type& s, input q, input k, input v, const inputs& x, output out, workspace_type& ws) const;
+  void forward_causal(input q, input k, input v, const inputs& x, output out, workspace_type& ws) const;
+  row_matrix<Scalar> forward_causal(state_type& s, input q, input k, input v, const inputs& x) const;
+  row_matrix<Scalar> forward_causal(input q, input k, input v, const inputs& x) const;
   void forward_causal(state_type& s, input q, input k, input v, output out, workspace_type& ws) const;
   void forward_causal(input q, input k, input v, output out, workspace_type& ws) const;
   row_matrix<Scalar> forward_causal(state_type& s, input q, input k, input v) const;
@@ -141,6 +151,8 @@ class linear_attention {
 
   /// S += phi(k_j) v_j^T, z += phi(k_j) for the rows of k (N, H D), v (N, H M): the keys' half of `forward`, for
   /// encoder memories, shared prefixes and parts of a sequence to be merged. 2 N C M flops a head, plus the map.
+  void absorb(state_type& s, input k, input v, const inputs& x, workspace_type& ws) const;
+  void absorb(state_type& s, input k, input v, const inputs& x) const;
   void absorb(state_type& s, input k, input v, workspace_type& ws) const;
   void absorb(state_type& s, input k, input v) const;
 
@@ -157,11 +169,15 @@ class linear_attention {
   /// one read and write of the state a head. Neither allocates nor throws; a map that does either is reported by
   /// -Wfunction-effects and -fsanitize=realtime (clang >= 20). Sizes are LINATTN_ASSERTed: wrong ones are undefined
   /// behaviour in release builds.
+  void step(state_type& s, token q_t, token k_t, token v_t, const token_inputs& x, vector_view<Scalar> out_t,
+            workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
   void step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
             workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
 
   /// One token of each of many sequences, as `step` of each: states (B), q, k (B, H D), v, out (B, H M), row b for
   /// states[b]. No state twice. Cost and promises are those of `step`, B times.
+  void step(std::span<state_type> states, input q, input k, input v, const inputs& x, output out,
+            workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
   void step(std::span<state_type> states, input q, input k, input v, output out,
             workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
 
@@ -192,7 +208,8 @@ class linear_attention {
  private:
   using T = accumulator_type;
   using layout_type =
-      detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, detail::is_differentiable<FeatureMap, T>>;
+      detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, detail::is_differentiable<FeatureMap, T>, rule>;
+  using views = detail::rule_views<T>;
   using gradient_arguments = detail::gradient_arguments<T, parameter_gradient>;
   using access = detail::engine_access;
 
@@ -204,6 +221,12 @@ class linear_attention {
   void require_inputs(const char* function, input q, input k, input v, bool causal) const;
   void require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws, bool causal) const;
   void require_read(const state_type& s, input q, output out, workspace_type& ws) const;
+  static inputs no_inputs();
+  template <class Inputs>
+  views views_of(const Inputs& x) const noexcept;
+  template <class F>
+  void for_each_input(const views& x, const F& f) const;
+  void require_rule_inputs(const char* function, const views& x, Eigen::Index tokens) const;
   void require_state(const char* function, const state_type& s) const;
   void require_workspace(const char* function, workspace_type& ws) const;
   void require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws, bool causal) const;
@@ -213,6 +236,7 @@ class linear_attention {
   void run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out, workspace_type& ws) const;
 
   FeatureMap m_map;
+  [[no_unique_address]] UpdateRule m_rule;
   layout_type m_layout;
   T m_query_scale;
   denominator_policy m_policy;

@@ -6,6 +6,7 @@
 #include <linattn/matrix_view.hpp>
 
 #include <Eigen/Core>
+#include <cmath>
 
 LINATTN_NAMESPACE_BEGIN
 
@@ -33,9 +34,9 @@ inline void append(std::string& text, const state_sizes& part) {
 /// state; writing needs exclusive access.
 ///
 /// Entries are sums that never forget under the additive rule: a float entry stops growing at 2^24 additions of one.
-template <class Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
+template <rule_traits Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
 class state {
-  using layout_type = detail::state_layout<T, Features, ValueDim, Heads>;
+  using layout_type = detail::state_layout<T, Features, ValueDim, Heads, Rule>;
 
  public:
   using scalar = T;
@@ -65,12 +66,19 @@ class state {
 
   /// z of one head (C): the sum of its key features. Throws for a head that is not there.
   k_sum_view k_sum(Eigen::Index head) {
-    static_assert(Rule::normalizes, "linattn: this update rule keeps no sum of keys z, so its state has no k_sum");
+    static_assert(Rule.normalizes, "linattn: this update rule keeps no sum of keys z, so its state has no k_sum");
     return {head_data(head) + m_layout.z_offset(), features()};
   }
   const_k_sum_view k_sum(Eigen::Index head) const {
-    static_assert(Rule::normalizes, "linattn: this update rule keeps no sum of keys z, so its state has no k_sum");
+    static_assert(Rule.normalizes, "linattn: this update rule keeps no sum of keys z, so its state has no k_sum");
     return {head_data(head) + m_layout.z_offset(), features()};
+  }
+
+  /// The total log-decay of one head since the state was made or reset: (C) for a decay per feature, (1) for one per head.
+  /// Throws for a head that is not there.
+  const_k_sum_view log_decay(Eigen::Index head) const {
+    static_assert(Rule.decay != decay_kind::none, "linattn: this update rule does not decay, so its state has no log_decay");
+    return {head_data(head) + m_layout.log_decay_offset(), m_layout.decays()};
   }
 
   /// Back to a state just made, bit for bit, first_position() kept; no allocation.
@@ -79,18 +87,42 @@ class state {
     m_tokens = 0;
   }
 
-  /// Appends: what this state has absorbed, then what `later` has. S += S_later, z += z_later, elementwise; equal to
-  /// absorbing both parts in turn, to rounding; both states from one operator, and for maps that know positions `later`
-  /// made with make_state(first_position() + tokens()). May be *this, which doubles it. Throws std::invalid_argument if
-  /// the sizes differ. H (C M + C) flops.
+  /// Appends: what this state has absorbed, then what `later` has.
+  ///
+  ///     S = exp(G_later) S + S_later,   G = G + G_later,   z = z + z_later
+  ///
+  /// with G the total log-decay (0 without decay); equal to absorbing both parts in turn, to rounding; both states from
+  /// one operator, and for maps that know positions `later` made with make_state(first_position() + tokens()). May be
+  /// *this, which appends a copy. Rules that correct have no merge of states: what a later part takes back depends on what
+  /// came before it. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
   void merge(const state& later) {
+    static_assert(Rule.corrects == correction::none,
+                  "linattn: states of a delta rule cannot be merged, because what the later tokens take back depends on "
+                  "the earlier state; absorb the later tokens into this state");
     if (m_slab.size() == 0 || m_slab.size() != later.m_slab.size() || heads() != later.heads() ||
         features() != later.features() || value_dim() != later.value_dim()) {
       detail::refuse("state::merge", "this state is ", *this, ", the later one ", later);
     }
-    T* sum = m_slab.data();
-    const T* addend = later.m_slab.data();
-    for (std::size_t i = 0; i < m_slab.size(); ++i) sum[i] += addend[i];
+    if constexpr (Rule.decay != decay_kind::none) {
+      for (Eigen::Index h = 0; h < heads(); ++h) {
+        T* const head = m_slab.data() + h * m_layout.head_stride();
+        const T* const addend = later.m_slab.data() + h * m_layout.head_stride();
+        for (Eigen::Index c = 0; c < features(); ++c) {
+          const T factor = std::exp(addend[m_layout.log_decay_offset() + (m_layout.decays() == 1 ? 0 : c)]);
+          for (Eigen::Index m = 0; m < m_layout.row_stride(); ++m) {
+            T& entry = head[c * m_layout.row_stride() + m];
+            entry = factor * entry + addend[c * m_layout.row_stride() + m];
+          }
+        }
+        for (Eigen::Index c = 0; c < m_layout.decays(); ++c) {
+          head[m_layout.log_decay_offset() + c] += addend[m_layout.log_decay_offset() + c];
+        }
+      }
+    } else {
+      T* sum = m_slab.data();
+      const T* addend = later.m_slab.data();
+      for (std::size_t i = 0; i < m_slab.size(); ++i) sum[i] += addend[i];
+    }
     m_tokens += later.m_tokens;
   }
 

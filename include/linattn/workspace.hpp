@@ -1,7 +1,7 @@
 // Scratch of the verbs: made once, reused for ever.
 #pragma once
 
-#include <linattn/detail/kernel.hpp>
+#include <linattn/detail/correction.hpp>
 #include <linattn/detail/layout.hpp>
 
 LINATTN_NAMESPACE_BEGIN
@@ -17,12 +17,18 @@ constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride) noexcept {
 }
 
 /// Where the packed rows of `tokens` tokens of one head lie: features and values (T, C or M), outputs, a tile of x for
-/// maps that are not elementwise, the denominators, and a state for the verbs that are called without one. Gradients
-/// add outputs (T, C) and (T, M), a tile of dx, and z (C) and S^T (M, C) of every head.
+/// maps that are not elementwise, one number a token (denominators), and a state for the verbs that are called without
+/// one. Rules add their decays (T, C), one number a token (bonus or beta), a and b (T, C), and those that correct what
+/// correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and z (C) and S^T (M, C) of
+/// every head.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
-          bool Gradients>
+          bool Gradients, rule_traits Rule = additive::traits>
 struct workspace_layout {
-  state_layout<T, Features, ValueDim, Heads> state;
+  using correction_type = correction_shape<Rule>;
+  static constexpr bool corrects = Rule.corrects != correction::none;
+  static constexpr bool decays = Rule.decay != decay_kind::none || Rule.log_scaled;
+
+  state_layout<T, Features, ValueDim, Heads, Rule> state;
   extent<HeadDim> head_dim;  // D
 
   constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T>(state.feature_stride()); }
@@ -31,10 +37,33 @@ struct workspace_layout {
   constexpr Eigen::Index queries() const noexcept { return 0; }
   constexpr Eigen::Index keys() const noexcept { return queries() + lines(state.feature_stride()); }
   constexpr Eigen::Index values() const noexcept { return keys() + lines(state.feature_stride()); }
-  constexpr Eigen::Index outputs() const noexcept { return values() + lines(state.row_stride()); }
+  constexpr Eigen::Index outputs() const noexcept {
+    return values() + (corrects ? correction_type::writes : 1) * lines(state.row_stride());
+  }
   constexpr Eigen::Index tile() const noexcept { return outputs() + lines(state.row_stride()); }
   constexpr Eigen::Index denominators() const noexcept { return tile() + lines(tile_stride()); }
-  constexpr Eigen::Index own_state() const noexcept { return denominators() + lines(1); }
+  constexpr Eigen::Index decay() const noexcept { return denominators() + lines(1); }
+  constexpr Eigen::Index beta() const noexcept {
+    return decay() + (decays ? lines(state.feature_stride()) : 0);
+  }
+  constexpr Eigen::Index a() const noexcept { return beta() + (corrects ? lines(1) : 0); }
+  constexpr Eigen::Index b() const noexcept { return a() + (rank_one ? lines(state.feature_stride()) : 0); }
+  constexpr Eigen::Index reading() const noexcept { return b() + (rank_one ? lines(state.feature_stride()) : 0); }
+  constexpr Eigen::Index writing() const noexcept {
+    return reading() + (corrects ? correction_type::reads * lines(state.feature_stride()) : 0);
+  }
+  constexpr Eigen::Index carry() const noexcept {
+    return writing() + (corrects ? correction_type::writes * lines(state.feature_stride()) : 0);
+  }
+  constexpr Eigen::Index coefficients() const noexcept {
+    return carry() + (corrects ? lines(state.feature_stride()) : 0);
+  }
+  constexpr Eigen::Index found() const noexcept {
+    return coefficients() + (corrects ? correction_type::triangles * lines(correction_block) : 0);
+  }
+  constexpr Eigen::Index own_state() const noexcept {
+    return found() + (corrects ? round_up(correction_type::reads * correction_block * state.row_stride(), line<T>) : 0);
+  }
   constexpr Eigen::Index end_of_forward() const noexcept { return own_state() + state.size(); }
 
   constexpr Eigen::Index feature_outputs() const noexcept { return end_of_forward(); }
@@ -55,6 +84,8 @@ struct workspace_layout {
   static constexpr bool is_fixed = state_layout<T, Features, ValueDim, Heads>::is_fixed && HeadDim != Eigen::Dynamic;
 
  private:
+  static constexpr bool rank_one = Rule.corrects == correction::rank_one;
+
   /// Elements of one block of `tokens` rows, in whole cache lines.
   constexpr Eigen::Index lines(Eigen::Index row) const noexcept { return round_up(tokens() * row, line<T>); }
 };
@@ -68,9 +99,9 @@ struct workspace_layout {
 /// and C + M + D elements a token more, for `vjp` and `vjp_causal`. Inline, without heap, where D, C, M and H are
 /// compile-time constants. One workspace serves one call at a time; a copy is as good as a new one.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
-          bool Gradients>
+          bool Gradients, rule_traits Rule>
 class workspace {
-  using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, Gradients>;
+  using layout_type = detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, Gradients, Rule>;
 
  public:
   workspace() = default;

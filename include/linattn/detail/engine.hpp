@@ -3,6 +3,9 @@
 //   reads and writes   causal, and with one token a decode step
 //   writes only        absorb: the first half of the non-causal form
 //   reads only         read: its second half
+//
+// Rules without correction run the kernel token by token, with their decays; those that correct, in the blocks of
+// correction.hpp.
 #pragma once
 
 #include <linattn/detail/kernel.hpp>
@@ -41,9 +44,16 @@ struct engine_access {
   }
 };
 
+/// Tokens of a micro-block: of a verb's own number, or for one that corrects of its own.
+template <rule_traits Rule, kernel_form Form, Eigen::Index B>
+inline constexpr Eigen::Index block_of = Rule.corrects != correction::none && Form.writes && B > 1 ? correction_block
+                                                                                                   : B;
+
 /// What a pass needs beside its arguments: the operator's constants.
 template <class Map, class T, class Layout>
 struct engine {
+  static constexpr rule_traits rule = decltype(Layout::state)::rule;
+
   const Map& map;
   const Layout& layout;
   T query_scale;
@@ -54,15 +64,18 @@ struct engine {
   /// is that of row 0. denominators (N, H), optional: q.z before the policy. `layout.tokens()` tokens at a time,
   /// head by head; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's
   /// bits do not depend on what follows it.
-  template <Eigen::Index B, bool Reads, bool Writes>
-  void pass(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
-            const matrix_view<const T>& k, const matrix_view<const T>& v, const matrix_view<T>& out,
-            Eigen::Index position, T* scratch, const matrix_view<T>& denominators_out = {}) const {
+  template <Eigen::Index B, kernel_form Form>
+  void pass(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
+            const matrix_view<const T>& k, const matrix_view<const T>& v, const rule_views<T>& gates,
+            const matrix_view<T>& out, Eigen::Index position, T* scratch,
+            const matrix_view<T>& denominators_out = {}) const {
+    constexpr Eigen::Index block = block_of<rule, Form, B>;
     // Writing alone has no denominators, whatever the operator's choice.
-    if (Reads && (normalizes || denominators_out.rows() > 0)) {
-      pass_rows<B, Reads, Writes, Reads>(tokens, state, q, k, v, out, position, scratch, denominators_out);
+    if (rule.normalizes && Form.reads && (normalizes || denominators_out.rows() > 0)) {
+      pass_rows<block, Form, rule.normalizes && Form.reads>(tokens, state, q, k, v, gates, out, position, scratch,
+                                                            denominators_out);
     } else {
-      pass_rows<B, Reads, Writes, false>(tokens, state, q, k, v, out, position, scratch, denominators_out);
+      pass_rows<block, Form, false>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out);
     }
   }
 
@@ -70,13 +83,15 @@ struct engine {
   static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
 
  private:
-  template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes>
-  void pass_rows(Eigen::Index tokens, state_pointer<Writes, T> state, const matrix_view<const T>& q,
-                 const matrix_view<const T>& k, const matrix_view<const T>& v, const matrix_view<T>& out,
-                 Eigen::Index position, T* scratch, const matrix_view<T>& denominators_out) const {
+  template <Eigen::Index B, kernel_form Form, bool Normalizes>
+  void pass_rows(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
+                 const matrix_view<const T>& k, const matrix_view<const T>& v, const rule_views<T>& gates,
+                 const matrix_view<T>& out, Eigen::Index position, T* scratch,
+                 const matrix_view<T>& denominators_out) const {
+    constexpr bool corrects = rule.corrects != correction::none && Form.writes;
     T* const queries = scratch + layout.queries();            // (T, C)
     T* const keys = scratch + layout.keys();                  // (T, C)
-    T* const values = scratch + layout.values();              // (T, M)
+    T* const values = scratch + layout.values();              // (T, M), two rows a token where two are written
     T* const outputs = scratch + layout.outputs();            // (T, M)
     T* const denominators = scratch + layout.denominators();  // (T)
     T* const tile = scratch + layout.tile();                  // (T, D)
@@ -90,25 +105,36 @@ struct engine {
       const Eigen::Index rows = std::min(most, tokens - first);
       for (Eigen::Index h = 0; h < heads; ++h) {
         const tile_position where{position + first, h};
-        if constexpr (Reads) {
+        if constexpr (Form.reads) {
           pack_features<role::query>(map, layout, q.row(first) + h * head_dim, q.row_stride(), rows, B, query_scale,
                                      where, tile, queries);
         }
-        if constexpr (Writes) {
+        if constexpr (Form.writes) {
           pack_features<role::key>(map, layout, k.row(first) + h * head_dim, k.row_stride(), rows, B, T(1), where, tile,
                                    keys);
           pack_values(layout, v.row(first) + h * value_dim, v.row_stride(), rows, B, values);
         }
         rows_ahead next;
         if (B > 1 && far) {
-          next = h + 1 < heads
-                     ? ahead<Reads, Writes>(q, k, v, out, first, rows, h + 1)
-                     : ahead<Reads, Writes>(q, k, v, out, first + rows, std::min(most, tokens - first - rows), 0);
+          next = h + 1 < heads ? ahead<Form>(q, k, v, gates, out, first, rows, h + 1)
+                               : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0);
         }
-        attend_head<B, Reads, Writes, Normalizes, T>(layout.state, round_up(rows, B) / B,
-                                                     {queries, keys, values, outputs},
-                                                     state + h * layout.state.head_stride(), denominators, next);
-        if constexpr (Reads) {
+        const auto S = state + h * layout.state.head_stride();
+        const Eigen::Index blocks = round_up(rows, B) / B;
+        if constexpr (corrects) {
+          attend_corrected<B, Form>(gates, first, rows, h, scratch, S, next);
+        } else {
+          head_rows<T> x{queries, keys, values, outputs};
+          if constexpr (Form.writes && rule.decay != decay_kind::none) {
+            T* const decay = scratch + layout.decay();
+            pack_decays<rule>(layout, gates, first, rows, h, B, decay, S + layout.state.log_decay_offset());
+            x.decay = decay;
+          }
+          constexpr kernel_form form = with_rule(Form);
+          if constexpr (form.reads_first) x.bonus = pack_bonus(gates.bonus, first, rows, h, B, scratch);
+          attend_head<B, form, Normalizes, T>(layout.state, blocks, x, S, denominators, next);
+        }
+        if constexpr (Form.reads) {
           T* const to = out.row(first) + h * value_dim;
           if (Normalizes && normalizes) {
             unpack_outputs<true>(layout, outputs, denominators, policy, to, out.row_stride(), rows);
@@ -123,18 +149,88 @@ struct engine {
     }
   }
 
+  /// A verb's form with what the rule adds to it.
+  static constexpr kernel_form with_rule(kernel_form form) {
+    if (!form.writes) return form;
+    form.decay = rule.decay == decay_kind::per_feature ? decay_axis::row
+                 : rule.decay == decay_kind::per_head  ? decay_axis::token
+                                                       : decay_axis::none;
+    form.reads_first = form.reads && !rule.reads_after_write;
+    return form;
+  }
+
+  /// bonus (rows) = sum_c q[c] bonus[c] k[c], of the packed features.
+  LINATTN_INLINE const T* pack_bonus(const matrix_view<const T>& bonus, Eigen::Index first, Eigen::Index rows,
+                                     Eigen::Index head, Eigen::Index block, T* scratch) const {
+    using P = packet<T>;
+    T* const to = scratch + layout.denominators();
+    const Eigen::Index features = layout.state.features;
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      const T* const weight = bonus.row(first + r) + head * features;
+      const Eigen::Index row = r * layout.state.feature_stride();
+      const T* const q = scratch + layout.queries() + row;
+      const T* const k = scratch + layout.keys() + row;
+      P total = P::zero();
+      for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        total = fma(P::load(q + c) * load_up_to(weight + c, left), P::load(k + c), total);
+      });
+      to[r] = sum(total);
+    }
+    std::fill(to + rows, to + round_up(rows, block), T(0));
+    return to;
+  }
+
+  /// The packed rows of one head, features and values, through correction.hpp.
+  template <Eigen::Index B, kernel_form Form>
+  LINATTN_INLINE void attend_corrected(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
+                                       Eigen::Index head, T* scratch, T* S, const rows_ahead& next) const {
+    const Eigen::Index stride = layout.state.feature_stride();
+    const Eigen::Index row_stride = layout.state.row_stride();
+    const Eigen::Index blocks = round_up(rows, B) / B;
+    T* const values = scratch + layout.values();
+    correction_inputs<T> x{scratch + layout.queries(), scratch + layout.keys()};
+    if constexpr (rule.decay != decay_kind::none) {
+      T* const decay = scratch + layout.decay();
+      pack_decays<rule>(layout, gates, first, rows, head, B, decay, S + layout.state.log_decay_offset());
+      x.decay = decay;
+    }
+    if constexpr (rule.corrects == correction::delta) {
+      T* const beta = scratch + layout.beta();
+      pack_column(gates.beta, first, rows, head, B, beta);
+      x.beta = beta;
+    } else {
+      const Eigen::Index features = layout.state.features;
+      const auto pack = [&](const matrix_view<const T>& from, T* to) {
+        pack_rows(from.row(first) + head * features, from.row_stride(), rows, features, B, to, stride);
+        return to;
+      };
+      x.a = pack(gates.a, scratch + layout.a());
+      x.b = pack(gates.b, scratch + layout.b());
+      // Apart, a block's rows of v behind the place of its rows of u; from the last block on, as they move away.
+      for (Eigen::Index n = blocks; n-- > 0;) {
+        std::copy_backward(values + n * B * row_stride, values + (n + 1) * B * row_stride,
+                           values + (2 * n + 2) * B * row_stride);
+      }
+    }
+    const correction_rows<T> y{scratch + layout.reading(), scratch + layout.writing(), scratch + layout.carry(),
+                               scratch + layout.coefficients()};
+    detail::attend_corrected<B, rule, Form.reads>(layout.state, blocks, x, y, values, scratch + layout.found(),
+                                                  scratch + layout.outputs(), S, next);
+  }
+
   /// The rows of one head that packing will touch.
-  template <bool Reads, bool Writes>
+  template <kernel_form Form>
   LINATTN_INLINE rows_ahead ahead(const matrix_view<const T>& q, const matrix_view<const T>& k,
-                                  const matrix_view<const T>& v, const matrix_view<T>& out, Eigen::Index first,
-                                  Eigen::Index rows, Eigen::Index head) const {
+                                  const matrix_view<const T>& v, const rule_views<T>& gates, const matrix_view<T>& out,
+                                  Eigen::Index first, Eigen::Index rows, Eigen::Index head) const {
     rows_ahead next(rows);
     if (rows <= 0) return next;
     const auto add = [&](const auto& x, Eigen::Index dim)
                          LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim, head == 0); };
-    if constexpr (Reads) add(q, layout.head_dim);
-    if constexpr (Writes) add(k, layout.head_dim), add(v, layout.state.value_dim);
-    if constexpr (Reads) add(out, layout.state.value_dim);
+    if constexpr (Form.reads) add(q, layout.head_dim);
+    if constexpr (Form.writes) add(k, layout.head_dim), add(v, layout.state.value_dim);
+    if constexpr (Form.writes && rule.decay == decay_kind::per_feature) add(gates.log_decay, layout.state.features);
+    if constexpr (Form.reads) add(out, layout.state.value_dim);
     return next;
   }
 };

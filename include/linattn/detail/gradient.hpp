@@ -137,7 +137,7 @@ class gradient_engine {
     m_packing.template pack<role::query, false>(q, t.rows, B, where, m_queries);  // last, for unpack
     pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
     pack_rows(rows_of<false>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
-    attend_panels<B, true, true, T>(
+    attend_panels<B, reads_and_writes, T>(
         m_layout.transposed(), round_up(t.rows, B) / B, {m_douts, m_values, m_keys, m_dphi}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.k, next, head_dim()),
               rows_of<false>(m_a.v, next, value_dim()), rows_of<false>(m_a.dout, next, value_dim()),
@@ -174,11 +174,11 @@ class gradient_engine {
       for (Eigen::Index r = 0; r < t.rows; ++r) divide_query(r, *dk.row(r));
     }
     const Eigen::Index blocks = round_up(t.rows, B) / B;
-    attend_panels<B, true, true, T>(
+    attend_panels<B, reads_and_writes, T>(
         m_layout.state, blocks, {m_keys, m_queries, m_douts, m_dvalues}, R,
         ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.k, next, head_dim()),
               rows_of<false>(m_a.v, next, value_dim())));
-    attend_panels<B, true, true, T>(
+    attend_panels<B, reads_and_writes, T>(
         m_layout.transposed(), blocks, {m_values, m_douts, m_queries, m_dphi}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.dout, next, value_dim()), rows_of<false>(m_a.dk, next, head_dim()),
               rows_of<false>(m_a.dv, next, value_dim())));
@@ -198,7 +198,7 @@ class gradient_engine {
     const tile_position where{position + t.first, t.head};
     m_packing.template pack<role::key, false>(rows_of<false>(m_a.k, t, head_dim()), t.rows, B, where, m_keys);
     pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
-    attend_panels<B, false, true, T>(
+    attend_panels<B, writes_only, T>(
         m_layout.transposed(), round_up(t.rows, B) / B, {m_values, m_values, m_keys, m_dphi}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.k, next, head_dim()), rows_of<false>(m_a.v, next, value_dim())));
     if (!m_normalizes) return;
@@ -214,7 +214,7 @@ class gradient_engine {
     m_packing.template pack<role::query, false>(q, t.rows, B, where, m_queries);
     pack_rows(rows_of<false>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
     const Eigen::Index blocks = round_up(t.rows, B) / B;
-    attend_panels<B, true, false, T>(
+    attend_panels<B, reads_only, T>(
         m_layout.transposed(), blocks, {m_douts, m_douts, m_queries, m_dphi}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.dout, next, value_dim())));
     T denominators[most_tokens], products[most_tokens];
@@ -233,7 +233,7 @@ class gradient_engine {
         subtract_query(r, products[r], R + m_layout.state.z_offset());
       }
     }
-    attend_panels<B, false, true, T>(m_layout.state, blocks, {m_queries, m_queries, m_douts, m_dvalues}, R,
+    attend_panels<B, writes_only, T>(m_layout.state, blocks, {m_queries, m_queries, m_douts, m_dvalues}, R,
                                      ahead(next, rows_of<false>(m_a.dq, next, head_dim())));
   }
 
@@ -247,10 +247,10 @@ class gradient_engine {
     m_packing.template pack<role::key, false>(k, t.rows, B, where, m_keys);
     pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
     const Eigen::Index blocks = round_up(t.rows, B) / B;
-    attend_panels<B, true, false, T>(
+    attend_panels<B, reads_only, T>(
         m_layout.state, blocks, {m_keys, m_keys, m_values, m_dvalues}, R,
         ahead(next, rows_of<false>(m_a.k, next, head_dim()), rows_of<false>(m_a.v, next, value_dim())));
-    attend_panels<B, true, false, T>(
+    attend_panels<B, reads_only, T>(
         m_layout.transposed(), blocks, {m_values, m_values, m_keys, m_dphi}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.dk, next, head_dim()), rows_of<false>(m_a.dv, next, value_dim())));
     for (Eigen::Index r = 0; r < t.rows; ++r) {

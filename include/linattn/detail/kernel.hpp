@@ -2,12 +2,13 @@
 //
 // For tokens i = 0 ... B-1 of a micro-block, in turn,
 //
-//     S = S + k_i v_i^T          o_i = q_i S          z = z + k_i          denominator_i = q_i . z
+//     S = a_i S + k_i v_i^T          o_i = q_i S          z = a_i z + k_i          denominator_i = q_i . z
 //
-// One pass over the rows c of S does it for the whole block: load the panel of row c once; for each token add k_i[c]
-// v_i to the row and q_i[c] times the row to its output; store the row once. A row's tokens are a chain of additions,
-// but rows are independent of each other, so the processor overlaps them. Reading alone (Writes = false) and writing
-// alone (Reads = false) are the two halves of the non-causal form; B = 1 is a decode step. An element of S and of an
+// with a_i the decay, where there is one: of the token, of its rows (features) or of its columns (values). One pass over
+// the rows c of S does it for the whole block: load the panel of row c once; for each token add k_i[c] v_i to the row
+// and q_i[c] times the row to its output; store the row once. A row's tokens are a chain of additions, but rows are
+// independent of each other, so the processor overlaps them. Reading alone and writing alone are the two halves of the
+// non-causal form, and of the rules that correct (correction.hpp); B = 1 is a decode step. An element of S and of an
 // output is the same chain of roundings whatever B is.
 #pragma once
 
@@ -46,81 +47,138 @@ inline constexpr Eigen::Index panel_packets = B == 1 && packet<T>::size * sizeof
 inline constexpr Eigen::Index least_tokens = 16;
 inline constexpr Eigen::Index most_tokens = 32;
 
+/// Along what a token's decay varies: not at all, one factor; along the rows of S, a factor a feature; along its columns
+/// (the transposed state of a gradient).
+enum class decay_axis { none, token, row, column };
+
+/// What a kernel does. `once`: a decay belongs to the block's first token, and the others have none.
+/// `reads_first`: a token is read before it is written, and its output begins as bonus_i v_i.
+struct kernel_form {
+  bool reads = false;
+  bool writes = false;
+  decay_axis decay = decay_axis::none;
+  bool once = false;
+  bool reads_first = false;
+};
+inline constexpr kernel_form reads_only{.reads = true};
+inline constexpr kernel_form writes_only{.writes = true};
+inline constexpr kernel_form reads_and_writes{.reads = true, .writes = true};
+
 /// A pass that only reads leaves the state const.
-template <bool Writes, class T>
-using state_pointer = std::conditional_t<Writes, T*, const T*>;
+template <kernel_form Form, class T>
+using state_pointer = std::conditional_t<Form.writes, T*, const T*>;
 
 /// The packed rows of one head: token i has q + i * feature_stride (C), k likewise, v + i * row_stride (M), out
-/// likewise.
+/// likewise; a decay of its own, decay[i], or a row of them as long as its k (row) or its v (column); and bonus[i].
 template <class T>
 struct head_rows {
-  const T* q;
-  const T* k;
-  const T* v;
-  T* out;
+  const T* q = nullptr;
+  const T* k = nullptr;
+  const T* v = nullptr;
+  T* out = nullptr;
+  const T* decay = nullptr;
+  const T* bonus = nullptr;
 };
 
+/// Entries below this, 2^-100, are cleared where a rule decays: their sums never matter beside a value of normal size,
+/// and left alone they would end as subnormal numbers, which are slow to compute with, for ever.
+template <class T>
+inline constexpr T silence = T(0x1p-100);
+
 /// One micro-block against `rows` rows of `Packets` packets of value columns. q, k (B, rows) have rows feature_stride
-/// apart; v, out (B, Packets) and S (rows, Packets) row_stride. Outputs are set, or added to where `adds`. Pointers
-/// move with the row of S: addresses computed from its index would cost more than the arithmetic of a short block.
-template <Eigen::Index B, Eigen::Index Packets, bool Reads, bool Writes, class T>
-LINATTN_INLINE void micro_block(const T* q, const T* k, const T* v, T* out, state_pointer<Writes, T> S,
-                                Eigen::Index feature_stride, Eigen::Index row_stride, Eigen::Index rows, bool adds) {
+/// apart; v, out (B, Packets) and S (rows, Packets) row_stride. Outputs are set, or added to where `adds`; entries of S
+/// below `silence` are cleared where `clears`. Pointers move with the row of S: addresses computed from its index would
+/// cost more than the arithmetic of a short block.
+template <Eigen::Index B, Eigen::Index Packets, kernel_form Form, class T>
+LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen::Index feature_stride,
+                                Eigen::Index row_stride, Eigen::Index rows, bool adds, bool clears) {
   using P = packet<T>;
-  P value[B][Packets];   // (B, Packets)
-  P output[B][Packets];  // (B, Packets)
+  constexpr Eigen::Index decays = Form.once ? 1 : B;
+  P value[B][Packets];       // (B, Packets)
+  P output[B][Packets];      // (B, Packets)
+  P factor[decays][Packets];  // (B), or (B, Packets) along the columns
   unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
+    if constexpr (Form.decay == decay_axis::token && number<decltype(i)> < decays) {
+      factor[i][0] = P::broadcast(x.decay + i);
+    }
     unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-      if constexpr (Writes) value[i][p] = P::load(v + i * row_stride + p * P::size);
-      if constexpr (Reads) output[i][p] = adds ? P::load(out + i * row_stride + p * P::size) : P::zero();
+      constexpr Eigen::Index m = number<decltype(p)> * P::size;
+      if constexpr (Form.writes) value[i][p] = P::load(x.v + i * row_stride + m);
+      if constexpr (Form.decay == decay_axis::column && number<decltype(i)> < decays) {
+        factor[i][p] = P::load(x.decay + i * row_stride + m);
+      }
+      if constexpr (Form.reads_first) {
+        output[i][p] = adds ? P::load(x.out + i * row_stride + m)
+                            : P::broadcast(x.bonus + i) * P::load(x.v + i * row_stride + m);
+      } else if constexpr (Form.reads) {
+        output[i][p] = adds ? P::load(x.out + i * row_stride + m) : P::zero();
+      }
     });
   });
-  for (; rows > 0; --rows, ++q, ++k, S += row_stride) {
+  for (; rows > 0; --rows, S += row_stride) {
     P row[Packets];
     unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load(S + p * P::size); });
+    const auto read = [&](auto i) LINATTN_INLINE_LAMBDA {
+      const P query = P::broadcast(x.q + i * feature_stride);
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p] = fma(query, row[p], output[i][p]); });
+    };
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-      if constexpr (Writes) {
-        const P key = P::broadcast(k + i * feature_stride);
+      if constexpr (Form.reads_first) read(i);
+      if constexpr (Form.writes && Form.decay != decay_axis::none && number<decltype(i)> < decays) {
+        const P key = P::broadcast(x.k + i * feature_stride);
+        if constexpr (Form.decay == decay_axis::row) factor[i][0] = P::broadcast(x.decay + i * feature_stride);
+        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
+          row[p] = fma(factor[i][Form.decay == decay_axis::column ? Eigen::Index(p) : 0], row[p], key * value[i][p]);
+        });
+      } else if constexpr (Form.writes) {
+        const P key = P::broadcast(x.k + i * feature_stride);
         unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = fma(key, value[i][p], row[p]); });
       }
-      if constexpr (Reads) {
-        const P query = P::broadcast(q + i * feature_stride);
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p] = fma(query, row[p], output[i][p]); });
-      }
+      if constexpr (Form.reads && !Form.reads_first) read(i);
     });
-    if constexpr (Writes) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(S + p * P::size); });
+    if constexpr (Form.decay != decay_axis::none) {
+      if (clears) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = zero_below(row[p], silence<T>); });
+    }
+    if constexpr (Form.writes) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(S + p * P::size); });
+    if constexpr (Form.reads) ++x.q;
+    if constexpr (Form.writes) ++x.k;
+    if constexpr (Form.decay == decay_axis::row) ++x.decay;
   }
-  if constexpr (Reads) {
+  if constexpr (Form.reads) {
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p].store(out + i * row_stride + p * P::size); });
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p].store(x.out + i * row_stride + p * P::size); });
     });
   }
 }
 
 /// micro_block as a function of its own: its registers do not depend on what surrounds a call, and it is compiled once
 /// per scalar, shape and form for every layout.
-template <Eigen::Index B, Eigen::Index Packets, bool Reads, bool Writes, class T>
-LINATTN_NOINLINE void call_micro_block(const T* q, const T* k, const T* v, T* out, state_pointer<Writes, T> S,
-                                       Eigen::Index feature_stride, Eigen::Index row_stride, Eigen::Index rows,
-                                       bool adds) {
-  micro_block<B, Packets, Reads, Writes, T>(q, k, v, out, S, feature_stride, row_stride, rows, adds);
+template <Eigen::Index B, Eigen::Index Packets, kernel_form Form, class T>
+LINATTN_NOINLINE void call_micro_block(const head_rows<T>& x, state_pointer<Form, T> S, Eigen::Index feature_stride,
+                                       Eigen::Index row_stride, Eigen::Index rows, bool adds, bool clears) {
+  micro_block<B, Packets, Form, T>(x, S, feature_stride, row_stride, rows, adds, clears);
 }
 
 /// The normaliser's half of a micro-block: z (C) and, where Normalizes, one denominator a token. q, k (B, C) and z are
-/// padded with zeros to whole packets, `stride` elements.
-template <Eigen::Index B, bool Normalizes, bool Writes, class T>
-LINATTN_INLINE void normalizer_block(const T* q, const T* k, Eigen::Index stride, state_pointer<Writes, T> z,
+/// padded with zeros to whole packets, `stride` elements; decays vary along the features, or not at all.
+template <Eigen::Index B, bool Normalizes, kernel_form Form, class T>
+LINATTN_INLINE void normalizer_block(const head_rows<T>& x, Eigen::Index stride, state_pointer<Form, T> z,
                                      T* denominators) {
+  static_assert(Form.decay == decay_axis::none || Form.decay == decay_axis::row);
   using P = packet<T>;
   P product[B];  // (B)
   unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { product[i] = P::zero(); });
   for (Eigen::Index c = 0; c < stride; c += P::size) {
     P total = P::load(z + c);
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-      if constexpr (Writes) total = total + P::load(k + i * stride + c);
-      if constexpr (Normalizes) product[i] = fma(P::load(q + i * stride + c), total, product[i]);
+      if constexpr (Form.writes && Form.decay == decay_axis::row) {
+        total = fma(P::load(x.decay + i * stride + c), total, P::load(x.k + i * stride + c));
+      } else if constexpr (Form.writes) {
+        total = total + P::load(x.k + i * stride + c);
+      }
+      if constexpr (Normalizes) product[i] = fma(P::load(x.q + i * stride + c), total, product[i]);
     });
-    if constexpr (Writes) total.store(z + c);
+    if constexpr (Form.writes) total.store(z + c);
   }
   if constexpr (Normalizes) {
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { denominators[i] = sum(product[i]); });
@@ -135,65 +193,80 @@ inline constexpr Eigen::Index feature_tile = (16 * 1024) / (2 * packet<T>::size 
 template <class Layout>
 inline constexpr bool is_small = Layout::is_fixed&& Layout().size() <= 1024;
 
-/// `blocks` micro-blocks of one head against its S (C, M), without the normaliser. Panel by panel and tile by tile, so
-/// that a piece of the state stays in L1 while the blocks go by.
-template <Eigen::Index B, bool Reads, bool Writes, class T, class Layout>
-LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
-                                  state_pointer<Writes, T> S, const rows_ahead& next) {
+/// f(packets, m, panel number, panels) for the panels of `widest` packets of a row, and the narrower ones at its end.
+template <Eigen::Index widest, class T, class F>
+LINATTN_INLINE void for_each_panel(Eigen::Index row_stride, const F& f) {
   constexpr Eigen::Index size = packet<T>::size;
-  constexpr Eigen::Index widest = panel_packets<T, B>;
-  const Eigen::Index features = layout.features;
-  const Eigen::Index feature_stride = layout.feature_stride();
-  const Eigen::Index row_stride = layout.row_stride();
   const Eigen::Index panels = (row_stride + widest * size - 1) / (widest * size);
-  const auto panel = [&](auto packets, Eigen::Index m) LINATTN_INLINE_LAMBDA {
-    const auto blocks_of = [&](Eigen::Index c, const auto& before) LINATTN_INLINE_LAMBDA {
-      const Eigen::Index rows = std::min(feature_tile<T>, features - c);
-      for (Eigen::Index i = 0; i < blocks * B; i += B) {
-        before(i);
-        const T* const q = x.q + i * feature_stride + c;
-        const T* const k = x.k + i * feature_stride + c;
-        const T* const v = x.v + i * row_stride + m;
-        T* const out = x.out + i * row_stride + m;
-        const auto state = S + c * row_stride + m;
-        if constexpr (B == 1 && is_small<Layout>) {
-          micro_block<B, packets, Reads, Writes, T>(q, k, v, out, state, feature_stride, row_stride, rows, c > 0);
-        } else {
-          call_micro_block<B, packets, Reads, Writes, T>(q, k, v, out, state, feature_stride, row_stride, rows, c > 0);
-        }
-      }
-    };
-    if constexpr (B == 1) {
-      blocks_of(0, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
-    } else {
-      constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;
-      const rows_ahead::share<B, lines> ahead(next, m / (widest * size), panels);
-      blocks_of(0, [&](Eigen::Index i) LINATTN_INLINE_LAMBDA { ahead.fetch(i); });
-    }
-    for (Eigen::Index c = feature_tile<T>; c < features; c += feature_tile<T>) {
-      blocks_of(c, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
-    }
-  };
+  const auto panel = [&](auto packets, Eigen::Index m)
+                         LINATTN_INLINE_LAMBDA { f(packets, m, m / (widest * size), panels); };
   Eigen::Index m = 0;
   for (; m + widest * size <= row_stride; m += widest * size) panel(std::integral_constant<Eigen::Index, widest>(), m);
   if constexpr (widest > 2) {
     for (; m + 2 * size <= row_stride; m += 2 * size) panel(std::integral_constant<Eigen::Index, 2>(), m);
   }
-  for (; m < row_stride; m += size) panel(std::integral_constant<Eigen::Index, 1>(), m);
+  if constexpr (widest > 1) {
+    for (; m < row_stride; m += size) panel(std::integral_constant<Eigen::Index, 1>(), m);
+  }
 }
 
-/// `blocks` micro-blocks of one head against its S (C, M) and the z (C) behind it; denominators one a token.
-template <Eigen::Index B, bool Reads, bool Writes, bool Normalizes, class T, class Layout>
+/// `blocks` micro-blocks of one head against its S (C, M), without the normaliser. Panel by panel and tile by tile, so
+/// that a piece of the state stays in L1 while the blocks go by. The last block clears what has decayed into silence.
+template <Eigen::Index B, kernel_form Form, class T, class Layout>
+LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
+                                  state_pointer<Form, T> S, const rows_ahead& next) {
+  constexpr Eigen::Index size = packet<T>::size;
+  const Eigen::Index features = layout.features;
+  const Eigen::Index feature_stride = layout.feature_stride();
+  const Eigen::Index row_stride = layout.row_stride();
+  for_each_panel<panel_packets<T, B>, T>(
+      row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel, Eigen::Index panels) LINATTN_INLINE_LAMBDA {
+        const auto blocks_of = [&](Eigen::Index c, const auto& before) LINATTN_INLINE_LAMBDA {
+          const Eigen::Index rows = std::min(feature_tile<T>, features - c);
+          for (Eigen::Index i = 0; i < blocks * B; i += B) {
+            before(i);
+            head_rows<T> block{x.q + i * feature_stride + c, x.k + i * feature_stride + c, x.v + i * row_stride + m,
+                               x.out + i * row_stride + m};
+            if constexpr (Form.decay == decay_axis::token) block.decay = x.decay + i;
+            if constexpr (Form.decay == decay_axis::row) block.decay = x.decay + i * feature_stride + c;
+            if constexpr (Form.decay == decay_axis::column) block.decay = x.decay + i * row_stride + m;
+            if constexpr (Form.reads_first) block.bonus = x.bonus + i;
+            const auto state = S + c * row_stride + m;
+            const bool clears = i + B == blocks * B;
+            if constexpr (B == 1 && is_small<Layout>) {
+              micro_block<B, packets, Form, T>(block, state, feature_stride, row_stride, rows, c > 0, clears);
+            } else {
+              call_micro_block<B, packets, Form, T>(block, state, feature_stride, row_stride, rows, c > 0, clears);
+            }
+          }
+        };
+        if constexpr (B == 1) {
+          blocks_of(0, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
+        } else {
+          constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;
+          const rows_ahead::share<B, lines> ahead(next, panel, panels);
+          blocks_of(0, [&](Eigen::Index i) LINATTN_INLINE_LAMBDA { ahead.fetch(i); });
+        }
+        for (Eigen::Index c = feature_tile<T>; c < features; c += feature_tile<T>) {
+          blocks_of(c, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
+        }
+      });
+}
+
+/// `blocks` micro-blocks of one head against its S (C, M) and, where the layout keeps one, the z (C) behind it;
+/// denominators one a token.
+template <Eigen::Index B, kernel_form Form, bool Normalizes, class T, class Layout>
 LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
-                                state_pointer<Writes, T> S, T* denominators, const rows_ahead& next) {
-  if constexpr (Writes || Normalizes) {
+                                state_pointer<Form, T> S, T* denominators, const rows_ahead& next) {
+  if constexpr (Layout::rule.normalizes && (Form.writes || Normalizes)) {
     const Eigen::Index stride = layout.feature_stride();
     for (Eigen::Index i = 0; i < blocks * B; i += B) {
-      normalizer_block<B, Normalizes, Writes>(x.q + i * stride, x.k + i * stride, stride, S + layout.z_offset(),
-                                              denominators + i);
+      head_rows<T> block{x.q + i * stride, x.k + i * stride};
+      if constexpr (Form.decay == decay_axis::row) block.decay = x.decay + i * stride;
+      normalizer_block<B, Normalizes, Form>(block, stride, S + layout.z_offset(), denominators + i);
     }
   }
-  attend_panels<B, Reads, Writes, T>(layout, blocks, x, S, next);
+  attend_panels<B, Form, T>(layout, blocks, x, S, next);
 }
 
 }  // namespace detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <linattn/detail/simd.hpp>
+#include <linattn/update_rules/additive.hpp>
 
 #include <Eigen/Core>
 #include <array>
@@ -79,9 +80,13 @@ struct heap_slab : std::vector<T, slab_allocator<T>> {
 template <class T, Eigen::Index Size>
 using slab = std::conditional_t<Size == Eigen::Dynamic, heap_slab<T>, inline_slab<T, (Size > 0 ? Size : 1)>>;
 
-/// [head][C][M] with rows padded to whole packets, each head followed by its z (C), each head on a cache line.
-template <class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
+/// [head][C][M] with rows padded to whole packets, each head on a cache line and followed by those of z (C), the total
+/// log-decay (C, or one for a decay per head) and the log scale mu (C) that its rule keeps.
+template <class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads,
+          rule_traits Rule = additive::traits>
 struct state_layout {
+  static constexpr rule_traits rule = Rule;
+
   extent<Features> features;   // C
   extent<ValueDim> value_dim;  // M
   extent<Heads> heads;         // H
@@ -89,7 +94,19 @@ struct state_layout {
   constexpr Eigen::Index row_stride() const noexcept { return padded<T>(value_dim); }
   constexpr Eigen::Index feature_stride() const noexcept { return padded<T>(features); }
   constexpr Eigen::Index z_offset() const noexcept { return round_up(features * row_stride(), line<T>); }
-  constexpr Eigen::Index head_stride() const noexcept { return round_up(z_offset() + feature_stride(), line<T>); }
+  constexpr Eigen::Index log_decay_offset() const noexcept {
+    return z_offset() + (Rule.normalizes ? round_up(feature_stride(), line<T>) : 0);
+  }
+  /// Log-decays of a head, for one token or in total.
+  constexpr Eigen::Index decays() const noexcept {
+    return Rule.decay == decay_kind::per_feature ? Eigen::Index(features) : Rule.decay == decay_kind::per_head ? 1 : 0;
+  }
+  constexpr Eigen::Index log_scale_offset() const noexcept {
+    return log_decay_offset() + round_up(decays(), line<T>);
+  }
+  constexpr Eigen::Index head_stride() const noexcept {
+    return log_scale_offset() + (Rule.log_scaled ? round_up(feature_stride(), line<T>) : 0);
+  }
   constexpr Eigen::Index size() const noexcept { return heads * head_stride(); }
 
   static constexpr bool is_fixed = Features != Eigen::Dynamic && ValueDim != Eigen::Dynamic && Heads != Eigen::Dynamic;

@@ -38,10 +38,11 @@ matrix_view<T> as_row(const vector_view<T>& x) noexcept {
 }  // namespace detail
 
 LINATTN_MEMBER
-LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
+LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map, UpdateRule given_rule)
     : m_map(std::move(map)),
+      m_rule(std::move(given_rule)),
       m_policy(o.denominator),
-      m_normalizes(o.normalize.value_or(UpdateRule::normalizes && !detail::has_signed_features<FeatureMap>)) {
+      m_normalizes(o.normalize.value_or(rule.normalizes && !detail::has_signed_features<FeatureMap>)) {
   const char* const name = "linear_attention";
   const Eigen::Index head_dim = detail::agree("head_dim", o.head_dim, HeadDim, 0);
   const Eigen::Index value_dim = detail::agree("value_dim", o.value_dim, ValueDim, head_dim);
@@ -77,6 +78,18 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map)
       detail::refuse(name,
                      "a denominator policy is given, but with this map the operator does not normalize; say "
                      ".normalize = true");
+    }
+  }
+  if (m_normalizes && !rule.normalizes) {
+    detail::refuse(name, ".normalize = true, but this update rule keeps no sum of keys z to divide by");
+  }
+  if constexpr (rule.fixed_decay) {
+    if (Eigen::Index(m_rule.log_decay.size()) != heads) {
+      detail::refuse(name, "the decay rule has ", Eigen::Index(m_rule.log_decay.size()), " log-decays for ", heads,
+                     " heads");
+    }
+    for (const double value : m_rule.log_decay) {
+      if (!(value <= largest)) detail::refuse(name, "a log-decay of the decay rule is ", value, ", not a number");
     }
   }
   // Every entry of a state, and every column of the packed rows, must be countable.
@@ -144,6 +157,59 @@ void LINATTN_OPERATOR::require_bulk(const char* function, input q, input k, inpu
                  "linattn: the output overlaps an input");
 }
 
+/// What a rule without inputs is given.
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::no_inputs() -> inputs {
+  static_assert(std::is_empty_v<inputs>,
+                "linattn: this update rule takes inputs beside q, k and v; write them behind v, e.g. "
+                "forward_causal(s, q, k, v, {.log_decay = g, .beta = b}, out, ws)");
+  return {};
+}
+
+LINATTN_MEMBER
+template <class Inputs>
+auto LINATTN_OPERATOR::views_of(const Inputs& x) const noexcept -> views {
+  views v;
+  const auto rows = [](const auto& view) {
+    if constexpr (requires { view.rows(); }) {
+      return view;
+    } else {
+      return detail::as_row(view);
+    }
+  };
+  if constexpr (requires { x.log_decay; }) v.log_decay = rows(x.log_decay);
+  if constexpr (requires { x.beta; }) v.beta = rows(x.beta);
+  if constexpr (requires { x.a; }) v.a = rows(x.a);
+  if constexpr (requires { x.b; }) v.b = rows(x.b);
+  if constexpr (requires { x.bonus; }) v.bonus = rows(x.bonus);
+  if constexpr (rule.fixed_decay) v.fixed_log_decay = m_rule.log_decay.data();
+  return v;
+}
+
+/// f(name, view, columns a head, what they are) for what the rule takes.
+LINATTN_MEMBER
+template <class F>
+void LINATTN_OPERATOR::for_each_input(const views& x, const F& f) const {
+  constexpr bool per_feature = rule.decay == decay_kind::per_feature;
+  if constexpr (requires(inputs i) { i.log_decay; }) {
+    f("log_decay", x.log_decay, per_feature ? features() : 1, per_feature ? "features" : "one decay");
+  }
+  if constexpr (requires(inputs i) { i.beta; }) f("beta", x.beta, 1, "one beta");
+  if constexpr (requires(inputs i) { i.a; }) f("a", x.a, features(), "features");
+  if constexpr (requires(inputs i) { i.b; }) f("b", x.b, features(), "features");
+  if constexpr (requires(inputs i) { i.bonus; }) f("bonus", x.bonus, features(), "features");
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::require_rule_inputs(const char* function, const views& x, Eigen::Index tokens) const {
+  for_each_input(x, [&](const char* name, input view, Eigen::Index columns, const char* columns_name) {
+    if (view.data() == nullptr && tokens > 0) {
+      detail::refuse(function, "the update rule's input ", name, " is not given");
+    }
+    require(function, name, view.rows(), view.cols(), tokens, columns, columns_name);
+  });
+}
+
 LINATTN_MEMBER
 auto LINATTN_OPERATOR::own_state(workspace_type& ws) const noexcept -> T* {
   T* const slab = access::slab(ws).data() + m_layout.own_state();
@@ -157,9 +223,12 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out,
                                    workspace_type& ws) const {
   T* const scratch = access::slab(ws).data();
-  engine().template pass<detail::half_block, false, true>(k.rows(), slab, {}, k, v, {}, position, scratch);
-  engine().template pass<detail::half_block, true, false>(q.rows(), slab, q, {}, {}, out,
-                                                          position + k.rows() - q.rows(), scratch);
+  static_assert(!rule.is_ordered(),
+                "linattn: forward, which lets every query see every key, is not defined for a rule in which the order of "
+                "the tokens matters; use forward_causal, or absorb and read");
+  engine().template pass<detail::half_block, detail::writes_only>(k.rows(), slab, {}, k, v, {}, {}, position, scratch);
+  engine().template pass<detail::half_block, detail::reads_only>(q.rows(), slab, q, {}, {}, {}, out,
+                                                                 position + k.rows() - q.rows(), scratch);
 }
 
 LINATTN_MEMBER
@@ -193,52 +262,92 @@ row_matrix<Scalar> LINATTN_OPERATOR::forward(input q, input k, input v) const {
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, output out, workspace_type& ws) const {
+void LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, const inputs& x, output out,
+                                      workspace_type& ws) const {
+  const views gates = views_of(x);
   require_bulk("forward_causal", q, k, v, out, ws, true);
+  require_rule_inputs("forward_causal", gates, q.rows());
   require_state("forward_causal", s);
-  engine().template pass<detail::causal_block, true, true>(q.rows(), access::data(s), q, k, v, out,
-                                                           s.first_position() + s.tokens(), access::slab(ws).data());
+  engine().template pass<detail::causal_block, detail::reads_and_writes>(q.rows(), access::data(s), q, k, v, gates, out,
+                                                                         s.first_position() + s.tokens(),
+                                                                         access::slab(ws).data());
   access::add_tokens(s, k.rows());
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::forward_causal(input q, input k, input v, const inputs& x, output out,
+                                      workspace_type& ws) const {
+  const views gates = views_of(x);
+  require_bulk("forward_causal", q, k, v, out, ws, true);
+  require_rule_inputs("forward_causal", gates, q.rows());
+  engine().template pass<detail::causal_block, detail::reads_and_writes>(q.rows(), own_state(ws), q, k, v, gates, out, 0,
+                                                                         access::slab(ws).data());
+}
+
+LINATTN_MEMBER
+row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, const inputs& x) const {
+  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  workspace_type ws = make_workspace();
+  forward_causal(s, q, k, v, x, out, ws);
+  return out;
+}
+
+LINATTN_MEMBER
+row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(input q, input k, input v, const inputs& x) const {
+  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  workspace_type ws = make_workspace();
+  forward_causal(q, k, v, x, out, ws);
+  return out;
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, output out, workspace_type& ws) const {
+  forward_causal(s, q, k, v, no_inputs(), out, ws);
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::forward_causal(input q, input k, input v, output out, workspace_type& ws) const {
-  require_bulk("forward_causal", q, k, v, out, ws, true);
-  engine().template pass<detail::causal_block, true, true>(q.rows(), own_state(ws), q, k, v, out, 0,
-                                                           access::slab(ws).data());
+  forward_causal(q, k, v, no_inputs(), out, ws);
 }
 
 LINATTN_MEMBER
 row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v) const {
-  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
-  workspace_type ws = make_workspace();
-  forward_causal(s, q, k, v, out, ws);
-  return out;
+  return forward_causal(s, q, k, v, no_inputs());
 }
 
 LINATTN_MEMBER
 row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(input q, input k, input v) const {
-  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
-  workspace_type ws = make_workspace();
-  forward_causal(q, k, v, out, ws);
-  return out;
+  return forward_causal(q, k, v, no_inputs());
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, workspace_type& ws) const {
+void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
+  const views gates = views_of(x);
   require("absorb", "k", k.rows(), k.cols(), k.rows(), head_dim(), "head_dim");
   require("absorb", "v", v.rows(), v.cols(), k.rows(), value_dim(), "value_dim");
+  require_rule_inputs("absorb", gates, k.rows());
   require_state("absorb", s);
   require_workspace("absorb", ws);
-  engine().template pass<detail::half_block, false, true>(k.rows(), access::data(s), {}, k, v, {},
-                                                          s.first_position() + s.tokens(), access::slab(ws).data());
+  engine().template pass<detail::half_block, detail::writes_only>(k.rows(), access::data(s), {}, k, v, gates, {},
+                                                                  s.first_position() + s.tokens(),
+                                                                  access::slab(ws).data());
   access::add_tokens(s, k.rows());
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::absorb(state_type& s, input k, input v) const {
+void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, const inputs& x) const {
   workspace_type ws = make_workspace();
-  absorb(s, k, v, ws);
+  absorb(s, k, v, x, ws);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, workspace_type& ws) const {
+  absorb(s, k, v, no_inputs(), ws);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::absorb(state_type& s, input k, input v) const {
+  absorb(s, k, v, no_inputs());
 }
 
 LINATTN_MEMBER
@@ -253,13 +362,15 @@ void LINATTN_OPERATOR::require_read(const state_type& s, input q, output out, wo
 LINATTN_MEMBER
 void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws) const {
   require_read(s, q, out, ws);
-  engine().template pass<detail::half_block, true, false>(
-      q.rows(), access::data(s), q, {}, {}, out, s.first_position() + s.tokens() - q.rows(), access::slab(ws).data());
+  engine().template pass<detail::half_block, detail::reads_only>(q.rows(), access::data(s), q, {}, {}, {}, out,
+                                                                 s.first_position() + s.tokens() - q.rows(),
+                                                                 access::slab(ws).data());
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws,
                             matrix_view<accumulator_type> denominators) const {
+  static_assert(rule.normalizes, "linattn: this update rule keeps no sum of keys z, so it has no denominators");
   if (denominators.rows() != q.rows() || denominators.cols() != heads()) {
     detail::refuse("read", "denominators is ", detail::shape_text{denominators.rows(), denominators.cols()},
                    ", expected ", detail::shape_text{q.rows(), heads()}, ": (tokens, heads)");
@@ -267,9 +378,9 @@ void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_
   require_read(s, q, out, ws);
   LINATTN_ASSERT(!detail::overlap(denominators, q) && !detail::overlap(denominators, out) &&
                  "linattn: the denominators overlap an input or the output");
-  engine().template pass<detail::half_block, true, false>(q.rows(), access::data(s), q, {}, {}, out,
-                                                          s.first_position() + s.tokens() - q.rows(),
-                                                          access::slab(ws).data(), denominators);
+  engine().template pass<detail::half_block, detail::reads_only>(q.rows(), access::data(s), q, {}, {}, {}, out,
+                                                                 s.first_position() + s.tokens() - q.rows(),
+                                                                 access::slab(ws).data(), denominators);
 }
 
 LINATTN_MEMBER
@@ -283,8 +394,14 @@ row_matrix<Scalar> LINATTN_OPERATOR::read(const state_type& s, input q) const {
 // ---- one token ------------------------------------------------------------------------------------------------------
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
-                            workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
+void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, const token_inputs& x,
+                            vector_view<Scalar> out_t, workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
+  const views gates = views_of(x);
+  for_each_input(gates, [&]([[maybe_unused]] const char* name, [[maybe_unused]] const input& view,
+                            [[maybe_unused]] Eigen::Index columns, const char*) {
+    LINATTN_ASSERT(view.cols() == heads() * columns &&
+                   "linattn::step: an input of the update rule is missing or of another size");
+  });
   LINATTN_ASSERT(q_t.size() == heads() * head_dim() && "linattn::step: q_t must have heads * head_dim elements");
   LINATTN_ASSERT(k_t.size() == heads() * head_dim() && "linattn::step: k_t must have heads * head_dim elements");
   LINATTN_ASSERT(v_t.size() == heads() * value_dim() && "linattn::step: v_t must have heads * value_dim elements");
@@ -296,22 +413,42 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, vect
                  !detail::overlap(detail::as_row(out_t), detail::as_row(k_t)) &&
                  !detail::overlap(detail::as_row(out_t), detail::as_row(v_t)) &&
                  "linattn::step: out_t overlaps an input");
-  engine().template pass<1, true, true>(1, access::data(s), detail::as_row(q_t), detail::as_row(k_t),
-                                        detail::as_row(v_t), detail::as_row(out_t), s.first_position() + s.tokens(),
-                                        access::slab(ws).data());
+  engine().template pass<1, detail::reads_and_writes>(
+      1, access::data(s), detail::as_row(q_t), detail::as_row(k_t), detail::as_row(v_t), gates, detail::as_row(out_t),
+      s.first_position() + s.tokens(), access::slab(ws).data());
   access::add_tokens(s, 1);
 }
 
 LINATTN_MEMBER
+void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t,
+                            workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
+  static_cast<void>(no_inputs());
+  step(s, q_t, k_t, v_t, token_inputs(), out_t, ws);
+}
+
+LINATTN_MEMBER
 void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, input v, output out,
+                            workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
+  step(states, q, k, v, no_inputs(), out, ws);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, input v, const inputs& x, output out,
                             workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
   const auto count = Eigen::Index(states.size());
   LINATTN_ASSERT(q.rows() == count && k.rows() == count && v.rows() == count && out.rows() == count &&
                  "linattn::step: q, k, v and out must have one row for each state");
   LINATTN_ASSERT(!detail::overlap(out, q) && !detail::overlap(out, k) && !detail::overlap(out, v) &&
                  "linattn::step: the output overlaps an input");
+  const auto token_of = [](const input& view, Eigen::Index b) { return token(view.row(b), view.cols()); };
   for (Eigen::Index b = 0; b < count; ++b) {
-    step(states[std::size_t(b)], token(q.row(b), q.cols()), token(k.row(b), k.cols()), token(v.row(b), v.cols()),
+    token_inputs gates;
+    if constexpr (requires { x.log_decay; }) gates.log_decay = token_of(x.log_decay, b);
+    if constexpr (requires { x.beta; }) gates.beta = token_of(x.beta, b);
+    if constexpr (requires { x.a; }) gates.a = token_of(x.a, b);
+    if constexpr (requires { x.b; }) gates.b = token_of(x.b, b);
+    if constexpr (requires { x.bonus; }) gates.bonus = token_of(x.bonus, b);
+    step(states[std::size_t(b)], token_of(q, b), token_of(k, b), token_of(v, b), gates,
          vector_view<Scalar>(out.row(b), out.cols()), ws);
   }
 }
@@ -321,6 +458,7 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws,
                                         bool causal) const {
+  static_assert(!rule.is_ordered(), "linattn: the gradient of this update rule is not built yet; additive has one");
   static_assert(detail::is_differentiable<FeatureMap, T>,
                 "linattn: the feature map has no `vjp` (an elementwise one: no `vjp_packet`), so no gradient can pass "
                 "through it; see linattn/feature_map.hpp for what to add");

@@ -3,6 +3,7 @@
 
 #include <linattn/detail/differentiable.hpp>
 #include <linattn/detail/layout.hpp>
+#include <linattn/detail/registers.hpp>
 #include <linattn/matrix_view.hpp>
 
 #include <algorithm>
@@ -69,14 +70,69 @@ LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const T*
   std::fill(phi + rows * stride, phi + round_up(rows, block) * stride, T(0));
 }
 
+/// to (rows, n) of x (rows, n), zero-padded like features; rows `stride` apart.
+template <class T>
+LINATTN_INLINE void pack_rows(const T* x, Eigen::Index x_stride, Eigen::Index rows, Eigen::Index n, Eigen::Index block,
+                              T* to, Eigen::Index stride) {
+  transform_rows(x, x_stride, rows, n, to, stride, [](const packet<T>& value) LINATTN_INLINE_LAMBDA { return value; });
+  std::fill(to + rows * stride, to + round_up(rows, block) * stride, T(0));
+}
+
 /// values (rows, M) of v (rows, M), zero-padded like features.
 template <class T, class Layout>
 LINATTN_INLINE void pack_values(const Layout& layout, const T* v, Eigen::Index v_stride, Eigen::Index rows,
                                 Eigen::Index block, T* values) {
-  const Eigen::Index stride = layout.state.row_stride();
-  transform_rows(v, v_stride, rows, Eigen::Index(layout.state.value_dim), values, stride,
-                 [](const packet<T>& x) LINATTN_INLINE_LAMBDA { return x; });
-  std::fill(values + rows * stride, values + round_up(rows, block) * stride, T(0));
+  pack_rows(v, v_stride, rows, Eigen::Index(layout.state.value_dim), block, values, layout.state.row_stride());
+}
+
+/// What a rule takes beside q, k and v: rows of tokens, those it does not take empty.
+template <class T>
+struct rule_views {
+  matrix_view<const T> log_decay;              // (N, H), or (N, H C) per feature
+  matrix_view<const T> beta;                   // (N, H)
+  matrix_view<const T> a;                      // (N, H C)
+  matrix_view<const T> b;                      // (N, H C)
+  matrix_view<const T> bonus;                  // (N, H C)
+  const double* fixed_log_decay = nullptr;     // (H)
+};
+
+/// decay (rows) or (rows, C) = exp(log_decay) of one head, and its sum over the rows added to `total`, (1) or (C). Rows
+/// up to the next multiple of `block` have decay 1.
+template <rule_traits Rule, class T, class Layout>
+LINATTN_INLINE void pack_decays(const Layout& layout, const rule_views<T>& x, Eigen::Index first, Eigen::Index rows,
+                                Eigen::Index head, Eigen::Index block, T* decay, T* total) {
+  using P = packet<T>;
+  if constexpr (Rule.decay == decay_kind::per_head) {
+    T sum(0);
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      decay[r] = Rule.fixed_decay ? T(x.fixed_log_decay[head]) : x.log_decay(first + r, head);
+      sum += decay[r];
+    }
+    *total += sum;
+    std::fill(decay + rows, decay + round_up(rows, std::max(block, P::size)), T(0));
+    for (Eigen::Index r = 0; r < rows; r += P::size) exp(P::load(decay + r)).store(decay + r);
+    std::fill(decay + rows, decay + round_up(rows, block), T(1));
+  } else {
+    const Eigen::Index features = layout.state.features;
+    const Eigen::Index stride = layout.state.feature_stride();
+    const T* const from = x.log_decay.row(first) + head * features;
+    transform_rows(from, x.log_decay.row_stride(), rows, features, decay, stride,
+                   [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
+    std::fill(decay + rows * stride, decay + round_up(rows, block) * stride, T(1));
+    for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+      P sum = P::load(total + c);
+      for (Eigen::Index r = 0; r < rows; ++r) sum = sum + load_up_to(from + r * x.log_decay.row_stride() + c, left);
+      sum.store(total + c);
+    });
+  }
+}
+
+/// to (rows) = column `head` of x, zero up to the next multiple of `block`.
+template <class T>
+LINATTN_INLINE void pack_column(const matrix_view<const T>& x, Eigen::Index first, Eigen::Index rows, Eigen::Index head,
+                                Eigen::Index block, T* to) {
+  for (Eigen::Index r = 0; r < rows; ++r) to[r] = x(first + r, head);
+  std::fill(to + rows, to + round_up(rows, block), T(0));
 }
 
 /// Two factors whose product is 1 / denominator, none of them subnormal or infinite: power, a power of two, is 1 unless

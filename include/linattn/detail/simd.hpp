@@ -95,6 +95,12 @@ struct packet {
     if constexpr (size == 1) return x.lanes > T(0) ? y : zero();
     return Eigen::internal::pand(Eigen::internal::pcmp_lt(zero().lanes, x.lanes), y.lanes);
   }
+  /// x, and 0 where |x| < bound; NaN kept.
+  friend LINATTN_INLINE packet zero_below(const packet& x, T bound) {
+    if constexpr (size == 1) return x.lanes < bound && -bound < x.lanes ? T(0) : x.lanes;
+    const native small = Eigen::internal::pcmp_lt(Eigen::internal::pabs(x.lanes), packet(bound).lanes);
+    return Eigen::internal::pandnot(x.lanes, small);
+  }
   /// The largest integers <= x.
   friend LINATTN_INLINE packet floor(const packet& x) { return Eigen::internal::pfloor(x.lanes); }
   friend LINATTN_INLINE T sum(const packet& x) { return Eigen::internal::predux(x.lanes); }
@@ -189,6 +195,10 @@ template <class T>
 LINATTN_INLINE packet<T> exp_of_negative(const packet<T>& x) {
   return exp_in_range<true>(min(x, packet<T>(T(0))));
 }
+
+/// The value of an integral_constant's type, inside lambdas that capture one.
+template <class Constant>
+inline constexpr Eigen::Index number = std::remove_cvref_t<Constant>::value;
 
 /// f(integral_constant<Index, 0>) ... f(integral_constant<Index, N - 1>): a loop that is unrolled by the language, so
 /// that arrays of packets indexed by its variable live in registers.
