@@ -168,7 +168,7 @@ void bench_kernel(benchmark::State& state) {
   const double flops = (Form.reads && Form.writes ? causal_flops : half_flops)(double(n), double(c), double(m), 1);
   timed<T>(state, double(n), flops, [&] {
     detail::attend_head<B, Form, false, T>(layout, n / B, {q.data(), k.data(), v.data(), out.data()}, s.data(),
-                                                    denominators.data(), {});
+                                           denominators.data(), {});
     benchmark::ClobberMemory();
   });
 }
@@ -181,11 +181,14 @@ void register_kernels() {
     for (const Index d : {32, 64, 128, 256}) b->Args({d, d});
     for (const Index c : {256, 1024, 4096}) b->Args({c, 64});
   };
-  (RegisterBenchmark(("BM_kernel_causal/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::reads_and_writes>)->Apply(shapes),
+  (RegisterBenchmark(("BM_kernel_causal/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::reads_and_writes>)
+       ->Apply(shapes),
    ...);
-  (RegisterBenchmark(("BM_kernel_absorb/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::writes_only>)->Apply(shapes),
+  (RegisterBenchmark(("BM_kernel_absorb/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::writes_only>)
+       ->Apply(shapes),
    ...);
-  (RegisterBenchmark(("BM_kernel_read/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::reads_only>)->Apply(shapes),
+  (RegisterBenchmark(("BM_kernel_read/B:" + std::to_string(B)).c_str(), bench_kernel<B, detail::reads_only>)
+       ->Apply(shapes),
    ...);
 }
 

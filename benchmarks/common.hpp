@@ -30,6 +30,13 @@ inline double half_flops(double n, double c, double m, double h) { return 2 * n 
 inline double forward_flops(double n, double c, double m, double h) { return 4 * n * c * m * h; }
 /// Causal: outer product and read-out, 2 C M each a token, per head.
 inline double causal_flops(double n, double c, double m, double h) { return 4 * n * c * m * h; }
+/// A token of a rule, per head: q S and k v^T, 2 C M each; a decay C M; what a correction reads and, where it writes by
+/// itself, writes 2 C M each. So additive 4, decay and gated 5, delta 6, gated delta 7, diagonal plus rank one 9 C M.
+inline double rule_flops(const linattn::rule_traits& rule, double n, double c, double m, double h) {
+  const bool decays = rule.decay != linattn::decay_kind::none;
+  const bool corrects = rule.corrects != linattn::correction::none;
+  return (4 + (decays ? 1 : 0) + (corrects ? 2 : 0) + (rule.writes() - 1) * 2) * n * c * m * h;
+}
 /// Softmax: Q K^T and P V, 2 N^2 D and 2 N^2 M; half of it when causal.
 inline double softmax_flops(double n, double d, double m, double h, bool causal) {
   return 2 * n * n * (d + m) * h * (causal ? 0.5 : 1.0);

@@ -34,7 +34,8 @@ class Blocks {
   matrix causal() const {
     slab_type state(m_layout.state.size()), scratch(m_layout.size());
     matrix out = m_trial.empty_out(m_x.q.rows());
-    engine().template pass<B, true, true>(m_x.q.rows(), state.data(), m_x.q, m_x.k, m_x.v, out, 0, scratch.data());
+    engine().template pass<B, linattn::detail::reads_and_writes>(m_x.q.rows(), state.data(), m_x.q, m_x.k, m_x.v, {},
+                                                                 out, 0, scratch.data());
     return with_state(out, state);
   }
 
@@ -42,8 +43,10 @@ class Blocks {
   matrix noncausal() const {
     slab_type state(m_layout.state.size()), scratch(m_layout.size());
     matrix out = m_trial.empty_out(m_x.q.rows());
-    engine().template pass<Writing, false, true>(m_x.k.rows(), state.data(), {}, m_x.k, m_x.v, {}, 0, scratch.data());
-    engine().template pass<Reading, true, false>(m_x.q.rows(), state.data(), m_x.q, {}, {}, out, 0, scratch.data());
+    engine().template pass<Writing, linattn::detail::writes_only>(m_x.k.rows(), state.data(), {}, m_x.k, m_x.v, {}, {},
+                                                                  0, scratch.data());
+    engine().template pass<Reading, linattn::detail::reads_only>(m_x.q.rows(), state.data(), m_x.q, {}, {}, {}, out, 0,
+                                                                 scratch.data());
     return with_state(out, state);
   }
 

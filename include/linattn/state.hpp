@@ -74,10 +74,11 @@ class state {
     return {head_data(head) + m_layout.z_offset(), features()};
   }
 
-  /// The total log-decay of one head since the state was made or reset: (C) for a decay per feature, (1) for one per head.
-  /// Throws for a head that is not there.
+  /// The total log-decay of one head since the state was made or reset: (C) for a decay per feature, (1) for one per
+  /// head. Throws for a head that is not there.
   const_k_sum_view log_decay(Eigen::Index head) const {
-    static_assert(Rule.decay != decay_kind::none, "linattn: this update rule does not decay, so its state has no log_decay");
+    static_assert(Rule.decay != decay_kind::none,
+                  "linattn: this update rule does not decay, so its state has no log_decay");
     return {head_data(head) + m_layout.log_decay_offset(), m_layout.decays()};
   }
 
@@ -93,12 +94,13 @@ class state {
   ///
   /// with G the total log-decay (0 without decay); equal to absorbing both parts in turn, to rounding; both states from
   /// one operator, and for maps that know positions `later` made with make_state(first_position() + tokens()). May be
-  /// *this, which appends a copy. Rules that correct have no merge of states: what a later part takes back depends on what
-  /// came before it. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
+  /// *this, which appends a copy. Rules that correct have no merge of states: what a later part takes back depends on
+  /// what came before it. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
   void merge(const state& later) {
-    static_assert(Rule.corrects == correction::none,
-                  "linattn: states of a delta rule cannot be merged, because what the later tokens take back depends on "
-                  "the earlier state; absorb the later tokens into this state");
+    static_assert(
+        Rule.corrects == correction::none,
+        "linattn: states of a delta rule cannot be merged, because what the later tokens take back depends on "
+        "the earlier state; absorb the later tokens into this state");
     if (m_slab.size() == 0 || m_slab.size() != later.m_slab.size() || heads() != later.heads() ||
         features() != later.features() || value_dim() != later.value_dim()) {
       detail::refuse("state::merge", "this state is ", *this, ", the later one ", later);

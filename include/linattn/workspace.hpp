@@ -43,9 +43,7 @@ struct workspace_layout {
   constexpr Eigen::Index tile() const noexcept { return outputs() + lines(state.row_stride()); }
   constexpr Eigen::Index denominators() const noexcept { return tile() + lines(tile_stride()); }
   constexpr Eigen::Index decay() const noexcept { return denominators() + lines(1); }
-  constexpr Eigen::Index beta() const noexcept {
-    return decay() + (decays ? lines(state.feature_stride()) : 0);
-  }
+  constexpr Eigen::Index beta() const noexcept { return decay() + (decays ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index a() const noexcept { return beta() + (corrects ? lines(1) : 0); }
   constexpr Eigen::Index b() const noexcept { return a() + (rank_one ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index reading() const noexcept { return b() + (rank_one ? lines(state.feature_stride()) : 0); }

@@ -4,7 +4,8 @@
 // (j, i], S_0 the state before the block, and r_i, w_j rows of C features,
 //
 //     delta      u_i = beta_i (v_i - e_i)       e_i = g_i0 k_i S_0     + sum_(j<i) g_ij (k_i.k_j) u_j
-//     rank one   u_i = e_i                      e_i = g_(i-1)0 a_i S_0 + sum_(j<i) g_(i-1)j ((a_i.b_j) u_j + (a_i.k_j) v_j)
+//     rank one   u_i = e_i                      e_i = g_(i-1)0 a_i S_0 + sum_(j<i) g_(i-1)j ((a_i.b_j) u_j + (a_i.k_j)
+//     v_j)
 //
 //     out_i = g_i0 q_i S_0 + sum_(j<=i) g_ij (q_i.k_j) u_j                               (rank one: b_j u_j + k_j v_j)
 //     S     = g_B0 S_0     + sum_j g_Bj k_j u_j^T                                        (likewise)
@@ -22,9 +23,9 @@ namespace detail {
 /// Tokens of a block that corrects: it reads two rows a token, in as many accumulators as the reading kernel.
 inline constexpr Eigen::Index correction_block = half_block / 2;
 
-/// The scratch of one head: rows of features (C) and values (M) as in head_rows, block by block. A block of B tokens has
-/// `reads` B rows that read (those of the corrections, then those of the queries), `writes` B that write (first those of
-/// u where there are two), and `carry`, g_B0 (C).
+/// The scratch of one head: rows of features (C) and values (M) as in head_rows, block by block. A block of B tokens
+/// has `reads` B rows that read (those of the corrections, then those of the queries), `writes` B that write (first
+/// those of u where there are two), and `carry`, g_B0 (C).
 template <rule_traits Rule>
 struct correction_shape {
   static constexpr Eigen::Index reads = 2;
@@ -126,8 +127,8 @@ LINATTN_INLINE void prepare_block(const correction_inputs<T>& x, const correctio
   });
 }
 
-/// u_i and out_i of one block in one panel. `read` (reads B, M) is what the reading rows found in S_0; values (writes B,
-/// M) hold v in their last B rows, and get u in their first; out (B, M).
+/// u_i and out_i of one block in one panel. `read` (reads B, M) is what the reading rows found in S_0; values (writes
+/// B, M) hold v in their last B rows, and get u in their first; out (B, M).
 template <Eigen::Index B, Eigen::Index Packets, rule_traits Rule, bool Reads, class T>
 LINATTN_INLINE void substitute(const T* coefficients, const T* beta, const T* read, T* values, T* out,
                                Eigen::Index row_stride) {
@@ -136,9 +137,8 @@ LINATTN_INLINE void substitute(const T* coefficients, const T* beta, const T* re
   constexpr Eigen::Index writes = shape::writes;
   constexpr bool rank_one = Rule.corrects == correction::rank_one;
   P written[writes][B][Packets];
-  const auto at = [&](auto* x, Eigen::Index i, Eigen::Index p) LINATTN_INLINE_LAMBDA {
-    return x + i * row_stride + p * P::size;
-  };
+  const auto at = [&](auto* x, Eigen::Index i, Eigen::Index p)
+                      LINATTN_INLINE_LAMBDA { return x + i * row_stride + p * P::size; };
   unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
     const auto add_earlier = [&](auto r, auto count, auto& total) LINATTN_INLINE_LAMBDA {
       unroll<number<decltype(count)>>([&](auto j) LINATTN_INLINE_LAMBDA {
@@ -197,25 +197,24 @@ LINATTN_INLINE void attend_corrected(const Layout& layout, Eigen::Index blocks, 
     if constexpr (decays) block.decay = x.decay + n * B * decay_stride;
     prepare_block<B, Rule, Reads>(block, block_of(n), stride);
   }
-  for_each_panel<2, T>(
-      row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel, Eigen::Index panels) LINATTN_INLINE_LAMBDA {
-        constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;
-        const rows_ahead::share<B, lines> ahead(next, panel, panels);
-        for (Eigen::Index n = 0; n < blocks; ++n) {
-          if constexpr (B > 1) ahead.fetch(n * B);
-          const correction_rows<T> rows = block_of(n);
-          T* const u = values + n * writes * B * row_stride + m;
-          const head_rows<T> reading{rows.reading, nullptr, nullptr, read + m};
-          call_micro_block<reads * B, packets, reads_only, T>(reading, S + m, stride, row_stride, features, false,
-                                                              false);
-          substitute<B, packets, Rule, Reads>(rows.coefficients, x.beta + n * B, read + m, u, out + n * B * row_stride + m,
-                                              row_stride);
-          head_rows<T> writing{nullptr, rows.writing, u, nullptr};
-          if constexpr (decays) writing.decay = rows.carry;
-          call_micro_block<writes * B, packets, write, T>(writing, S + m, stride, row_stride, features, false,
-                                                          n + 1 == blocks);
-        }
-      });
+  for_each_panel<2, T>(row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel,
+                                       Eigen::Index panels) LINATTN_INLINE_LAMBDA {
+    constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;
+    const rows_ahead::share<B, lines> ahead(next, panel, panels);
+    for (Eigen::Index n = 0; n < blocks; ++n) {
+      if constexpr (B > 1) ahead.fetch(n * B);
+      const correction_rows<T> rows = block_of(n);
+      T* const u = values + n * writes * B * row_stride + m;
+      const head_rows<T> reading{rows.reading, nullptr, nullptr, read + m};
+      call_micro_block<reads * B, packets, reads_only, T>(reading, S + m, stride, row_stride, features, false, false);
+      substitute<B, packets, Rule, Reads>(rows.coefficients, x.beta + n * B, read + m, u, out + n * B * row_stride + m,
+                                          row_stride);
+      head_rows<T> writing{nullptr, rows.writing, u, nullptr};
+      if constexpr (decays) writing.decay = rows.carry;
+      call_micro_block<writes * B, packets, write, T>(writing, S + m, stride, row_stride, features, false,
+                                                      n + 1 == blocks);
+    }
+  });
 }
 
 }  // namespace detail

@@ -46,8 +46,7 @@ struct engine_access {
 
 /// Tokens of a micro-block: of a verb's own number, or for one that corrects of its own.
 template <rule_traits Rule, kernel_form Form, Eigen::Index B>
-inline constexpr Eigen::Index block_of = Rule.corrects != correction::none && Form.writes && B > 1 ? correction_block
-                                                                                                   : B;
+inline constexpr Eigen::Index block_of = Rule.corrects != correction::none&& Form.writes&& B > 1 ? correction_block : B;
 
 /// What a pass needs beside its arguments: the operator's constants.
 template <class Map, class T, class Layout>
@@ -116,8 +115,9 @@ struct engine {
         }
         rows_ahead next;
         if (B > 1 && far) {
-          next = h + 1 < heads ? ahead<Form>(q, k, v, gates, out, first, rows, h + 1)
-                               : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0);
+          next = h + 1 < heads
+                     ? ahead<Form>(q, k, v, gates, out, first, rows, h + 1)
+                     : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0);
         }
         const auto S = state + h * layout.state.head_stride();
         const Eigen::Index blocks = round_up(rows, B) / B;

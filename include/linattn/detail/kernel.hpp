@@ -4,9 +4,9 @@
 //
 //     S = a_i S + k_i v_i^T          o_i = q_i S          z = a_i z + k_i          denominator_i = q_i . z
 //
-// with a_i the decay, where there is one: of the token, of its rows (features) or of its columns (values). One pass over
-// the rows c of S does it for the whole block: load the panel of row c once; for each token add k_i[c] v_i to the row
-// and q_i[c] times the row to its output; store the row once. A row's tokens are a chain of additions, but rows are
+// with a_i the decay, where there is one: of the token, of its rows (features) or of its columns (values). One pass
+// over the rows c of S does it for the whole block: load the panel of row c once; for each token add k_i[c] v_i to the
+// row and q_i[c] times the row to its output; store the row once. A row's tokens are a chain of additions, but rows are
 // independent of each other, so the processor overlaps them. Reading alone and writing alone are the two halves of the
 // non-causal form, and of the rules that correct (correction.hpp); B = 1 is a decode step. An element of S and of an
 // output is the same chain of roundings whatever B is.
@@ -47,8 +47,8 @@ inline constexpr Eigen::Index panel_packets = B == 1 && packet<T>::size * sizeof
 inline constexpr Eigen::Index least_tokens = 16;
 inline constexpr Eigen::Index most_tokens = 32;
 
-/// Along what a token's decay varies: not at all, one factor; along the rows of S, a factor a feature; along its columns
-/// (the transposed state of a gradient).
+/// Along what a token's decay varies: not at all, one factor; along the rows of S, a factor a feature; along its
+/// columns (the transposed state of a gradient).
 enum class decay_axis { none, token, row, column };
 
 /// What a kernel does. `once`: a decay belongs to the block's first token, and the others have none.
@@ -94,8 +94,8 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
                                 Eigen::Index row_stride, Eigen::Index rows, bool adds, bool clears) {
   using P = packet<T>;
   constexpr Eigen::Index decays = Form.once ? 1 : B;
-  P value[B][Packets];       // (B, Packets)
-  P output[B][Packets];      // (B, Packets)
+  P value[B][Packets];        // (B, Packets)
+  P output[B][Packets];       // (B, Packets)
   P factor[decays][Packets];  // (B), or (B, Packets) along the columns
   unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
     if constexpr (Form.decay == decay_axis::token && number<decltype(i)> < decays) {
@@ -108,8 +108,8 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
         factor[i][p] = P::load(x.decay + i * row_stride + m);
       }
       if constexpr (Form.reads_first) {
-        output[i][p] = adds ? P::load(x.out + i * row_stride + m)
-                            : P::broadcast(x.bonus + i) * P::load(x.v + i * row_stride + m);
+        output[i][p] =
+            adds ? P::load(x.out + i * row_stride + m) : P::broadcast(x.bonus + i) * P::load(x.v + i * row_stride + m);
       } else if constexpr (Form.reads) {
         output[i][p] = adds ? P::load(x.out + i * row_stride + m) : P::zero();
       }

@@ -101,9 +101,7 @@ struct state_layout {
   constexpr Eigen::Index decays() const noexcept {
     return Rule.decay == decay_kind::per_feature ? Eigen::Index(features) : Rule.decay == decay_kind::per_head ? 1 : 0;
   }
-  constexpr Eigen::Index log_scale_offset() const noexcept {
-    return log_decay_offset() + round_up(decays(), line<T>);
-  }
+  constexpr Eigen::Index log_scale_offset() const noexcept { return log_decay_offset() + round_up(decays(), line<T>); }
   constexpr Eigen::Index head_stride() const noexcept {
     return log_scale_offset() + (Rule.log_scaled ? round_up(feature_stride(), line<T>) : 0);
   }

@@ -223,9 +223,10 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out,
                                    workspace_type& ws) const {
   T* const scratch = access::slab(ws).data();
-  static_assert(!rule.is_ordered(),
-                "linattn: forward, which lets every query see every key, is not defined for a rule in which the order of "
-                "the tokens matters; use forward_causal, or absorb and read");
+  static_assert(
+      !rule.is_ordered(),
+      "linattn: forward, which lets every query see every key, is not defined for a rule in which the order of "
+      "the tokens matters; use forward_causal, or absorb and read");
   engine().template pass<detail::half_block, detail::writes_only>(k.rows(), slab, {}, k, v, {}, {}, position, scratch);
   engine().template pass<detail::half_block, detail::reads_only>(q.rows(), slab, q, {}, {}, {}, out,
                                                                  position + k.rows() - q.rows(), scratch);
@@ -268,9 +269,8 @@ void LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, 
   require_bulk("forward_causal", q, k, v, out, ws, true);
   require_rule_inputs("forward_causal", gates, q.rows());
   require_state("forward_causal", s);
-  engine().template pass<detail::causal_block, detail::reads_and_writes>(q.rows(), access::data(s), q, k, v, gates, out,
-                                                                         s.first_position() + s.tokens(),
-                                                                         access::slab(ws).data());
+  engine().template pass<detail::causal_block, detail::reads_and_writes>(
+      q.rows(), access::data(s), q, k, v, gates, out, s.first_position() + s.tokens(), access::slab(ws).data());
   access::add_tokens(s, k.rows());
 }
 
@@ -280,8 +280,8 @@ void LINATTN_OPERATOR::forward_causal(input q, input k, input v, const inputs& x
   const views gates = views_of(x);
   require_bulk("forward_causal", q, k, v, out, ws, true);
   require_rule_inputs("forward_causal", gates, q.rows());
-  engine().template pass<detail::causal_block, detail::reads_and_writes>(q.rows(), own_state(ws), q, k, v, gates, out, 0,
-                                                                         access::slab(ws).data());
+  engine().template pass<detail::causal_block, detail::reads_and_writes>(q.rows(), own_state(ws), q, k, v, gates, out,
+                                                                         0, access::slab(ws).data());
 }
 
 LINATTN_MEMBER
@@ -328,9 +328,8 @@ void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, const inputs& x, 
   require_rule_inputs("absorb", gates, k.rows());
   require_state("absorb", s);
   require_workspace("absorb", ws);
-  engine().template pass<detail::half_block, detail::writes_only>(k.rows(), access::data(s), {}, k, v, gates, {},
-                                                                  s.first_position() + s.tokens(),
-                                                                  access::slab(ws).data());
+  engine().template pass<detail::half_block, detail::writes_only>(
+      k.rows(), access::data(s), {}, k, v, gates, {}, s.first_position() + s.tokens(), access::slab(ws).data());
   access::add_tokens(s, k.rows());
 }
 
@@ -346,9 +345,7 @@ void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, workspace_type& w
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::absorb(state_type& s, input k, input v) const {
-  absorb(s, k, v, no_inputs());
-}
+void LINATTN_OPERATOR::absorb(state_type& s, input k, input v) const { absorb(s, k, v, no_inputs()); }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_read(const state_type& s, input q, output out, workspace_type& ws) const {
@@ -413,9 +410,9 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, cons
                  !detail::overlap(detail::as_row(out_t), detail::as_row(k_t)) &&
                  !detail::overlap(detail::as_row(out_t), detail::as_row(v_t)) &&
                  "linattn::step: out_t overlaps an input");
-  engine().template pass<1, detail::reads_and_writes>(
-      1, access::data(s), detail::as_row(q_t), detail::as_row(k_t), detail::as_row(v_t), gates, detail::as_row(out_t),
-      s.first_position() + s.tokens(), access::slab(ws).data());
+  engine().template pass<1, detail::reads_and_writes>(1, access::data(s), detail::as_row(q_t), detail::as_row(k_t),
+                                                      detail::as_row(v_t), gates, detail::as_row(out_t),
+                                                      s.first_position() + s.tokens(), access::slab(ws).data());
   access::add_tokens(s, 1);
 }
 

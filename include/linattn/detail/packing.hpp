@@ -88,12 +88,12 @@ LINATTN_INLINE void pack_values(const Layout& layout, const T* v, Eigen::Index v
 /// What a rule takes beside q, k and v: rows of tokens, those it does not take empty.
 template <class T>
 struct rule_views {
-  matrix_view<const T> log_decay;              // (N, H), or (N, H C) per feature
-  matrix_view<const T> beta;                   // (N, H)
-  matrix_view<const T> a;                      // (N, H C)
-  matrix_view<const T> b;                      // (N, H C)
-  matrix_view<const T> bonus;                  // (N, H C)
-  const double* fixed_log_decay = nullptr;     // (H)
+  matrix_view<const T> log_decay;           // (N, H), or (N, H C) per feature
+  matrix_view<const T> beta;                // (N, H)
+  matrix_view<const T> a;                   // (N, H C)
+  matrix_view<const T> b;                   // (N, H C)
+  matrix_view<const T> bonus;               // (N, H C)
+  const double* fixed_log_decay = nullptr;  // (H)
 };
 
 /// decay (rows) or (rows, C) = exp(log_decay) of one head, and its sum over the rows added to `total`, (1) or (C). Rows

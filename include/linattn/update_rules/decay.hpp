@@ -15,9 +15,9 @@ LINATTN_NAMESPACE_BEGIN
 /// A decay of 0.97 in log space is -0.0305; the half-life of a token is log(2) / -log_decay tokens.
 ///
 /// Inputs: none. Cost: 5 C M flops a token and head, one exp a head and token. Not normalised: no z is kept.
-/// Numerics: the state is bounded by max |phi(k) v| / (1 - exp(log_decay)), and what falls below 2^-100 is cleared every
-/// few tokens: silence ends in exact zeros instead of subnormal numbers, which cost processors up to 150 times as much.
-/// Sources: Sun et al., Retentive Network, 2023; Qin et al., Lightning Attention-2, 2024.
+/// Numerics: the state is bounded by max |phi(k) v| / (1 - exp(log_decay)), and what falls below 2^-100 is cleared
+/// every few tokens: silence ends in exact zeros instead of subnormal numbers, which cost processors up to 150 times as
+/// much. Sources: Sun et al., Retentive Network, 2023; Qin et al., Lightning Attention-2, 2024.
 struct decay {
   static constexpr rule_traits traits{.decay = decay_kind::per_head, .fixed_decay = true};
   template <class View>

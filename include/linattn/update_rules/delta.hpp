@@ -5,10 +5,12 @@
 
 LINATTN_NAMESPACE_BEGIN
 
-/// S_i = S_(i-1) + beta_i k_i (v_i - S_(i-1)^T k_i)^T = (I - beta_i k_i k_i^T) S_(i-1) + beta_i k_i v_i^T,  out_i = S_i^T q_i
+/// S_i = S_(i-1) + beta_i k_i (v_i - S_(i-1)^T k_i)^T = (I - beta_i k_i k_i^T) S_(i-1) + beta_i k_i v_i^T,  out_i =
+/// S_i^T q_i
 ///
 /// With |k_i| = 1 and beta_i = 1 the value under key k_i becomes v_i exactly; beta in [0, 1] interpolates, (1, 2]
-/// reflects; beyond, or with longer keys, the state may grow without bound. Normalise keys with l2_normalize (gates.hpp).
+/// reflects; beyond, or with longer keys, the state may grow without bound. Normalise keys with l2_normalize
+/// (gates.hpp).
 ///
 /// Inputs: beta (N, H). Cost: 6 C M flops a token and head. Not normalised: no z is kept.
 /// Numerics: micro-blocks of a few tokens share one reading of the state and solve for their corrections by

@@ -14,7 +14,8 @@ LINATTN_NAMESPACE_BEGIN
 /// or C of them. Not normalised: no z is kept.
 /// Numerics: token by token, so every factor is an exp of one log-decay: no quotient and no exponent of a sum. The
 /// state carries its total log-decay, by which `merge` appends. What falls below 2^-100 is cleared, as in `decay`.
-/// Sources: Yang et al., Gated Linear Attention, 2023; Dao and Gu, Transformers are SSMs, 2024; Qin et al., HGRN2, 2024.
+/// Sources: Yang et al., Gated Linear Attention, 2023; Dao and Gu, Transformers are SSMs, 2024; Qin et al., HGRN2,
+/// 2024.
 template <decay_kind Decay = decay_kind::per_head>
 struct gated {
   static_assert(Decay != decay_kind::none, "linattn: a gated rule decays; write gated<decay_kind::per_head>");

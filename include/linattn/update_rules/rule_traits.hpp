@@ -32,7 +32,9 @@ struct rule_traits {
 
   constexpr bool operator==(const rule_traits&) const = default;
   /// Whether the order of the tokens matters, so that there is no non-causal form.
-  constexpr bool is_ordered() const { return decay != decay_kind::none || corrects != correction::none || !reads_after_write; }
+  constexpr bool is_ordered() const {
+    return decay != decay_kind::none || corrects != correction::none || !reads_after_write;
+  }
   /// Rank-one writes per token.
   constexpr int writes() const { return corrects == correction::rank_one ? 2 : 1; }
 };

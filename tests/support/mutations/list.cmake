@@ -10,29 +10,31 @@ mutation(ragged_end_of_a_row_dropped detail/packing.hpp LastCoordinatesCount
   "if (whole < n && whole == 0) f(")
 
 mutation(last_block_not_rounded_up detail/engine.hpp LastRowsAreWritten
-  "round_up(rows, B) / B"
-  "rows / B")
+  "const Eigen::Index blocks = round_up(rows, B) / B;
+        if constexpr (corrects) {"
+  "const Eigen::Index blocks = rows / B;
+        if constexpr (corrects) {")
 
 mutation(first_block_dropped detail/kernel.hpp EveryRowThatIsSeenMatters
   "for (Eigen::Index i = 0; i < blocks * B; i += B) {
-        before(i);"
+            before(i);"
   "for (Eigen::Index i = blocks > 1 ? B : 0; i < blocks * B; i += B) {
-        before(i);")
+            before(i);")
 
 mutation(last_value_row_dropped detail/packing.hpp LastValuesCount
-  "transform_rows(v, v_stride, rows,"
-  "transform_rows(v, v_stride, rows - 1,")
+  "pack_rows(v, v_stride, rows,"
+  "pack_rows(v, v_stride, rows - 1,")
 
 mutation(rows_do_not_see_themselves detail/kernel.hpp FirstRowIsItsValue
   "output[i][p] = fma(query, row[p], output[i][p]);"
-  "output[i][p] = fma(query, Writes ? P::load(S + p * P::size) : row[p], output[i][p]);")
+  "output[i][p] = fma(query, Form.writes ? P::load(S + p * P::size) : row[p], output[i][p]);")
 
 mutation(denominator_without_the_own_token detail/kernel.hpp OnesGiveOne
-  "product[i] = fma(P::load(q + i * stride + c), total, product[i]);"
-  "product[i] = fma(P::load(q + i * stride + c), Writes ? P::load(z + c) : total, product[i]);")
+  "product[i] = fma(P::load(x.q + i * stride + c), total, product[i]);"
+  "product[i] = fma(P::load(x.q + i * stride + c), Form.writes ? P::load(z + c) : total, product[i]);")
 
 mutation(second_tile_of_the_state_forgets_the_first detail/kernel.hpp FeaturesBeyondATileCount
-  "output[i][p] = adds ? P::load(out + i * row_stride + p * P::size) : P::zero();"
+  "output[i][p] = adds ? P::load(x.out + i * row_stride + m) : P::zero();"
   "output[i][p] = P::zero();")
 
 mutation(padding_features_not_zeroed detail/packing.hpp OnesGiveOne
