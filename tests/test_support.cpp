@@ -348,6 +348,21 @@ TEST(ReferenceData, SlicesBatchAndHead) {
   EXPECT_THROW(c.tokens<double>("Z", 0), std::runtime_error);
 }
 
+TEST(ReferenceData, PacksWhateverFollowsThePosition) {
+  const auto c = support::reference_case::load("fla_gateddelta_02_grad");
+  EXPECT_EQ(c.packed<double>("q", 1), c.tokens<double>("q", 1));
+  const auto& g = c.array("g");
+  const auto packed = c.packed<double>("g", 1);
+  ASSERT_EQ(packed.rows(), g.shape[1]);
+  ASSERT_EQ(packed.cols(), g.shape[2]);
+  EXPECT_EQ(packed(2, 1), g.values[std::size_t((1 * g.shape[1] + 2) * g.shape[2] + 1)]);
+  EXPECT_THROW(c.packed<double>("g", 2), std::runtime_error);
+  EXPECT_EQ(c.row<double>("g").cols(), Eigen::Index(g.values.size()));
+  EXPECT_EQ(c.text("update_rule"), "gated_delta (per head)");
+  EXPECT_THROW(c.text("no such key"), std::runtime_error);
+  EXPECT_THROW(support::reference_case::load("lightning_orig_01").packed<double>("slopes", 0), std::runtime_error);
+}
+
 /// A folder of one's own, gone at the end.
 class temporary_case {
  public:

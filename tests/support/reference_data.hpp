@@ -54,14 +54,37 @@ class reference_case {
     return found->second;
   }
 
-  /// The number that a line of case.txt begins with after `key=`.
-  double number(const std::string& key) const {
+  /// What a line of case.txt has after `key=`.
+  const std::string& text(const std::string& key) const {
     const auto found = m_facts.find(key);
     if (found == m_facts.end()) fail("case.txt", "has no line '" + key + "='");
+    return found->second;
+  }
+
+  /// The number that a line of case.txt begins with after `key=`.
+  double number(const std::string& key) const {
+    const std::string& line = text(key);
     char* end = nullptr;
-    const double value = std::strtod(found->second.c_str(), &end);
-    if (end == found->second.c_str()) fail("case.txt", "'" + key + "=' is not followed by a number");
+    const double value = std::strtod(line.c_str(), &end);
+    if (end == line.c_str()) fail("case.txt", "'" + key + "=' is not followed by a number");
     return value;
+  }
+
+  /// Batch element b of an array [B, N, ...], the rest packed: (N, H D) for [B, N, H, D], (N, H) for [B, N, H].
+  template <class T>
+  Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> packed(const std::string& name,
+                                                                           Eigen::Index b) const {
+    const reference_array& a = array(name);
+    if (a.shape.size() != 3 && a.shape.size() != 4) {
+      fail("manifest.txt", "array '" + name + "' is not [batch, position, columns] or [batch, position, head, dim]");
+    }
+    return slice<T>(name, b, a.shape[0], a.shape[1], a.shape[2] * (a.shape.size() == 4 ? a.shape[3] : 1));
+  }
+
+  /// An array without positions as one row, (1, count).
+  template <class T>
+  Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> row(const std::string& name) const {
+    return slice<T>(name, 0, 1, 1, static_cast<Eigen::Index>(array(name).values.size()));
   }
 
   /// Batch element b of a [B, N, H, D] array as the packed matrix (N, H D).
