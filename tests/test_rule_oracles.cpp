@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,6 +69,73 @@ TEST_P(RuleOracles, TokenLoopIsTheMatrixFormForAllKeysAndBetas) {
                   same_in_long_double);
     }
   }
+}
+
+TEST(RuleOracle, BonusMayBeOneForAllTokensOrOnePerToken) {
+  const support::rule_shape shape = {9, 3, 2, 2};
+  const auto one = rule_tokens<double>(rule_kind::gated_bonus, shape, 5).wide();
+  auto many = one;
+  many.bonus = one.bonus.replicate(shape.tokens, 1);
+  expect_same(support::rule_oracle(rule_kind::gated_bonus, many), support::rule_oracle(rule_kind::gated_bonus, one), 0);
+  many.bonus = support::normal_matrix<double>(shape.tokens, 6, 6).cast<long double>();
+  expect_same(support::rule_oracle(rule_kind::gated_bonus, many),
+              support::rule_matrix_oracle(rule_kind::gated_bonus, many), same_in_long_double);
+}
+
+TEST(RuleOracle, AdditiveOnFeaturesIsTheOracleOfAttentionUndivided) {
+  const support::rule_shape shape = {19, 4, 3, 2};
+  const support::oracle_map map = support::oracle_elu_plus_one();
+  auto x = rule_tokens<double>(rule_kind::additive, shape, 6).wide();
+  const auto truth = support::oracle_recurrent(
+      map, x.q, x.k, x.v, {.heads = 2, .causal = true, .query_scale = 0.75L, .normalize = false, .denominator = {}});
+  x.query_scale = 0.75L;
+  support::apply(map, x);
+  EXPECT_EQ(x.query_scale, 1);
+  expect_same(support::rule_oracle(rule_kind::additive, x), {truth.out, truth.state.s}, same_in_long_double);
+}
+
+// A map's feature count, position and head reach it.
+TEST(RuleOracle, ApplyTellsTheMapPositionAndHead) {
+  const support::oracle_map map([](const support::wide_vector& v, Index position, Index head) {
+    support::wide_vector phi(3);
+    phi << v[0], 10 * position, head;
+    return phi;
+  });
+  support::rule_inputs x{.heads = 2, .q = wide_matrix::Constant(2, 4, 7), .k = wide_matrix::Constant(2, 4, 5)};
+  support::apply(map, x, 8);
+  wide_matrix k(2, 6);
+  k << 5, 80, 0, 5, 80, 1, 5, 90, 0, 5, 90, 1;
+  EXPECT_EQ(x.k, k);
+  EXPECT_EQ(x.q(1, 0), 7);
+}
+
+TEST(RuleOracle, LogDecayOfMinusInfinityIsAFactorOfZero) {
+  LINATTN_NEEDS_NAN();
+  constexpr long double infinity = std::numeric_limits<long double>::infinity();
+  const support::rule_shape shape = {1, 2, 2, 1};
+  auto x = rule_tokens<double>(rule_kind::gated_per_feature, shape, 7).wide();
+  x.log_decay << -infinity, 0;
+  const wide_matrix written = x.k.transpose() * x.v;
+  support::rule_state initial = {wide_matrix::Constant(2, 2, 3)};
+  auto s = support::rule_oracle(rule_kind::gated_per_feature, x, &initial).state[0];
+  EXPECT_EQ(s.row(0), written.row(0));
+  EXPECT_EQ(s.row(1), wide_matrix(written.row(1).array() + 3));
+  initial[0](0, 1) = infinity;
+  s = support::rule_oracle(rule_kind::gated_per_feature, x, &initial).state[0];
+  EXPECT_EQ(s(0, 0), written(0, 0));
+  EXPECT_TRUE(support::all_nan(s.block(0, 1, 1, 1)));
+}
+
+TEST(RuleOracle, RefusesInputsOfTheWrongShape) {
+  const support::rule_shape shape = {4, 3, 2, 2};
+  const auto good = rule_tokens<double>(rule_kind::gated_delta_per_head, shape, 8).wide();
+  for (const auto member : {&support::rule_inputs::q, &support::rule_inputs::k, &support::rule_inputs::v,
+                            &support::rule_inputs::log_decay, &support::rule_inputs::beta}) {
+    auto x = good;
+    x.*member = (good.*member).topRows(3);
+    EXPECT_THROW(support::rule_oracle(rule_kind::gated_delta_per_head, x), std::invalid_argument);
+  }
+  EXPECT_THROW(support::rule_oracle(rule_kind::gated_per_feature, good), std::invalid_argument) << "gates per head";
 }
 
 // ---- independent implementations ------------------------------------------------------------------------------------
@@ -210,6 +278,12 @@ TEST_P(RuleOracles, GradientIsTheCentralDifference) {
       }
     }
   }
+}
+
+TEST(RuleOracle, GradientOfABonusPerTokenIsTheCentralDifference) {
+  gradient_problem problem(rule_kind::gated_bonus, {4, 2, 3, 2}, {});
+  problem.x.bonus = support::normal_matrix<double>(4, 4, 9).cast<long double>();
+  problem.check();
 }
 
 TEST_P(RuleOracles, GradientIsTheCentralDifferenceAtExtremeGates) {

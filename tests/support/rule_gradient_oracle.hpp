@@ -37,8 +37,8 @@ namespace detail {
 
 /// Gradients of one head, log-decays still one per token and feature.
 struct rule_head_gradients {
-  wide_matrix q, k, v, log_decay, a, b;
-  wide_vector beta, bonus;
+  wide_matrix q, k, v, log_decay, a, b, bonus;
+  wide_vector beta;
   wide_matrix s;  ///< of the state before the tokens not yet gone through
 
   rule_head_gradients(const rule_head& x, wide_matrix last)
@@ -48,8 +48,8 @@ struct rule_head_gradients {
         log_decay(q),
         a(q),
         b(q),
+        bonus(q),
         beta(wide_vector::Zero(x.k.rows())),
-        bonus(wide_vector::Zero(x.k.cols())),
         s(std::move(last)) {}
 
   /// Token t, which turned the state `before` into `after`.
@@ -86,11 +86,12 @@ struct rule_head_gradients {
       dbefore += x.a.row(t).transpose() * drecalled;
     }
     if (rule.reads_first) {
+      const wide_vector u = x.bonus.row(t);
       const long double along_v = vt.dot(dout);
-      q.row(t) = dout * before.transpose() + along_v * x.bonus.cwiseProduct(kt);
-      k.row(t) += along_v * x.bonus.cwiseProduct(qt);
-      v.row(t) += qt.cwiseProduct(x.bonus).dot(kt) * dout;
-      bonus += along_v * qt.cwiseProduct(kt);
+      q.row(t) = dout * before.transpose() + along_v * u.cwiseProduct(kt);
+      k.row(t) += along_v * u.cwiseProduct(qt);
+      v.row(t) += qt.cwiseProduct(u).dot(kt) * dout;
+      bonus.row(t) = along_v * qt.cwiseProduct(kt);
       dbefore += qt.transpose() * dout;
     }
     s = dbefore;
@@ -135,7 +136,9 @@ inline rule_gradients rule_gradient_oracle(rule_kind kind, const rule_inputs& x,
       d.da.middleCols(first, features) = g.a;
       d.db.middleCols(first, features) = g.b;
     }
-    if (rule.reads_first) d.dbonus.middleCols(first, features) = g.bonus;
+    if (rule.reads_first) {
+      d.dbonus.middleCols(first, features) = x.bonus.rows() == 1 ? wide_matrix(g.bonus.colwise().sum()) : g.bonus;
+    }
     d.dinitial.push_back(g.s);
   }
   return d;

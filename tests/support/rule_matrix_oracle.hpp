@@ -94,7 +94,7 @@ inline rule_result rule_matrix_oracle(rule_kind kind, const rule_inputs& x, cons
       v = detail::solve_unit_lower(seen, in.beta.asDiagonal() * (in.v - pairs.from_initial(in.k, 0) * s0));
     }
     wide_matrix out = pairs.from_initial(in.q, lag) * s0 + pairs(in.q, in.k, lag) * v;  // (N, M)
-    if (rule.reads_first) out += (in.q * in.bonus.asDiagonal()).cwiseProduct(in.k).rowwise().sum().asDiagonal() * v;
+    if (rule.reads_first) out += in.q.cwiseProduct(in.bonus).cwiseProduct(in.k).rowwise().sum().asDiagonal() * v;
 
     wide_matrix s = pairs.to_last(in.k).transpose() * v;  // (C, M)
     for (Eigen::Index c = 0; c < s.rows(); ++c) s.row(c) += std::exp(in.log_decay.col(c).sum()) * s0.row(c);

@@ -98,12 +98,12 @@ constexpr rule_traits traits_of(rule_kind kind) {
 struct rule_inputs {
   Eigen::Index heads = 1;
   long double query_scale = 1;  ///< multiplies q
-  wide_matrix q, k;             ///< (N, H C)
-  wide_matrix v;                ///< (N, H M)
-  wide_matrix log_decay;        ///< fixed: (1, H); per head: (N, H); per feature: (N, H C)
-  wide_matrix beta;             ///< (N, H)
-  wide_matrix a, b;             ///< (N, H C)
-  wide_matrix bonus;            ///< u, (1, H C)
+  wide_matrix q = {}, k = {};   ///< (N, H C)
+  wide_matrix v = {};           ///< (N, H M)
+  wide_matrix log_decay = {};   ///< fixed: (1, H); per head: (N, H); per feature: (N, H C)
+  wide_matrix beta = {};        ///< (N, H)
+  wide_matrix a = {}, b = {};   ///< (N, H C)
+  wide_matrix bonus = {};       ///< u, (N, H C), or (1, H C) for all tokens
 };
 
 /// S (C, M) of every head.
@@ -137,8 +137,8 @@ namespace detail {
 
 /// One head's share of the inputs, its log-decays spread to one per token and feature.
 struct rule_head {
-  wide_matrix q, k, v, log_decay, a, b;  ///< (N, C), v (N, M)
-  wide_vector beta, bonus;               ///< (N), (C)
+  wide_matrix q, k, v, log_decay, a, b, bonus;  ///< (N, C), v (N, M)
+  wide_vector beta;                             ///< (N)
 
   rule_head(rule_kind kind, const rule_inputs& x, Eigen::Index h) {
     const rule_traits rule = traits_of(kind);
@@ -174,7 +174,10 @@ struct rule_head {
       a = part(x.a, "a", n, features);
       b = part(x.b, "b", n, features);
     }
-    if (rule.reads_first) bonus = part(x.bonus, "bonus", 1, features);
+    if (rule.reads_first) {
+      const bool one_for_all = x.bonus.rows() == 1;
+      bonus = part(x.bonus, "bonus", one_for_all ? 1 : n, features).replicate(one_for_all ? n : 1, 1);
+    }
   }
 };
 
@@ -191,7 +194,7 @@ struct rule_step {
 
   rule_step(const rule_traits& rule, const rule_head& x, Eigen::Index t, wide_matrix& s) {
     const wide_vector q = x.q.row(t), k = x.k.row(t), v = x.v.row(t);
-    if (rule.reads_first) out = q * s + q.cwiseProduct(x.bonus).dot(k) * v;
+    if (rule.reads_first) out = q * s + q.cwiseProduct(x.bonus.row(t)).dot(k) * v;
     if (rule.transforms) recalled = x.a.row(t) * s;
     for (Eigen::Index c = 0; c < s.rows(); ++c) s.row(c) *= std::exp(x.log_decay(t, c));
     decayed = s;
