@@ -71,6 +71,21 @@ TEST_P(RuleOracles, TokenLoopIsTheMatrixFormForAllKeysAndBetas) {
   }
 }
 
+TEST_P(RuleOracles, SegmentsApplyToAnyStateAndCompose) {
+  const support::rule_shape shape = {12, 4, 3, 2};
+  const rule_tokens<double> x(GetParam(), shape, 10);
+  const auto initial = support::wide(support::rule_initial_state<double>(shape, 10));
+  const auto truth = support::rule_oracle(GetParam(), x.wide(), &initial).state;
+  const auto all = support::rule_segment_oracle(GetParam(), x.wide());
+  const auto first = support::rule_segment_oracle(GetParam(), x.rows(0, 7).wide());
+  const auto second = support::rule_segment_oracle(GetParam(), x.rows(7, 5).wide());
+  for (std::size_t h = 0; h < truth.size(); ++h) {
+    EXPECT_TRUE(support::close(all.a[h] * initial[h] + all.x[h], truth[h], same_in_long_double));
+    EXPECT_TRUE(support::close(second.a[h] * first.a[h], all.a[h], same_in_long_double));
+    EXPECT_TRUE(support::close(second.a[h] * first.x[h] + second.x[h], all.x[h], same_in_long_double));
+  }
+}
+
 TEST(RuleOracle, BonusMayBeOneForAllTokensOrOnePerToken) {
   const support::rule_shape shape = {9, 3, 2, 2};
   const auto one = rule_tokens<double>(rule_kind::gated_bonus, shape, 5).wide();

@@ -1,9 +1,9 @@
 // Seeded inputs for the update rules, in the scalar under test, and the same numbers for the oracle.
 //
 //   for (const support::gate_set& gates : support::gate_sets()) {
-//     const support::rule_tokens<float> x(kind, {.tokens = 65, .features = 17, .value_dim = 9, .heads = 3}, seed,
-//     {.gates = gates});
-//     ... x.q, x.k, x.v, x.log_decay, x.beta, ... and support::rule_oracle(kind, x.wide())
+//     const support::rule_tokens<float> x(kind, {.tokens = 65, .features = 17, .value_dim = 9}, seed, {.gates =
+//     gates});
+//     ... x.q, x.k, x.v, x.log_decay, x.beta give what support::rule_oracle(kind, x.wide()) says
 #pragma once
 
 #include "support/inputs.hpp"

@@ -224,4 +224,19 @@ inline rule_result rule_oracle(rule_kind kind, const rule_inputs& x, const rule_
   return result;
 }
 
+/// What all tokens do to any state: S_N = A S_0 + X, per head A (C, C) and X (C, M). Two segments in a row are
+/// (A_2 A_1, A_2 X_1 + X_2).
+struct rule_segment {
+  rule_state a, x;
+};
+
+/// A as the final state of S_0 = I when nothing is written, X as that of S_0 = 0.
+inline rule_segment rule_segment_oracle(rule_kind kind, const rule_inputs& x) {
+  const Eigen::Index features = x.k.cols() / x.heads;
+  rule_inputs nothing_written = x;
+  nothing_written.v = wide_matrix::Zero(x.k.rows(), x.heads * features);
+  const rule_state identity(std::size_t(x.heads), wide_matrix::Identity(features, features));
+  return {rule_oracle(kind, nothing_written, &identity).state, rule_oracle(kind, x).state};
+}
+
 }  // namespace support
