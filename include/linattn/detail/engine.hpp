@@ -113,7 +113,8 @@ struct engine {
     const Eigen::Index head_dim = layout.head_dim;
     const Eigen::Index value_dim = layout.state.value_dim;
     const Eigen::Index most = layout.tokens();
-    const bool far = tokens * 2 * turns * (head_dim + value_dim) * Eigen::Index(sizeof(T)) > near_bytes;
+    const bool far =
+        tokens * (heads.states + heads.outputs()) * (head_dim + value_dim) * Eigen::Index(sizeof(T)) > near_bytes;
 
     for (Eigen::Index first = 0; first < tokens; first += most) {
       const Eigen::Index rows = std::min(most, tokens - first);
@@ -136,10 +137,10 @@ struct engine {
           pack_values(layout, v.row(first) + h * value_dim, v.row_stride(), rows, B, values);
         }
         rows_ahead next;
-        if (!shared && B > 1 && far) {
-          next = turn + 1 < turns
-                     ? ahead<Form>(q, k, v, gates, out, first, rows, turn + 1)
-                     : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0);
+        if ((shared ? heads.are_neighbours() : B > 1) && far) {
+          next = turn + 1 < turns ? ahead<Form>(q, k, v, gates, out, first, rows, turn + 1, readers)
+                                  : ahead<Form>(q, k, v, gates, out, first + rows,
+                                                std::min(most, tokens - first - rows), 0, readers);
         }
         const auto S = state + h * layout.state.head_stride();
         const Eigen::Index blocks = round_up(rows, B) / B;
@@ -244,22 +245,23 @@ struct engine {
                                                   scratch + layout.outputs(), S, next, readers);
   }
 
-  /// The rows of one state's or one output's turn that packing will touch.
+  /// The rows of one state's or one output's turn that packing will touch. Those of several readers lie side by side.
   template <kernel_form Form>
   LINATTN_INLINE rows_ahead ahead(const matrix_view<const T>& q, const matrix_view<const T>& k,
                                   const matrix_view<const T>& v, const rule_views<T>& gates, const matrix_view<T>& out,
-                                  Eigen::Index first, Eigen::Index rows, Eigen::Index turn) const {
+                                  Eigen::Index first, Eigen::Index rows, Eigen::Index turn,
+                                  Eigen::Index readers) const {
     rows_ahead next(rows);
     if (rows <= 0) return next;
     const auto add = [&](const auto& x, Eigen::Index head, Eigen::Index dim)
                          LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim, head == 0); };
-    if constexpr (Form.reads) add(q, layout.heads.query_of(turn), layout.head_dim);
+    if constexpr (Form.reads) add(q, readers > 1 ? turn : layout.heads.query_of(turn), readers * layout.head_dim);
     if constexpr (Form.writes) {
       add(k, layout.heads.key_of(turn), layout.head_dim);
       add(v, turn, layout.state.value_dim);
       if constexpr (rule.decay == decay_kind::per_feature) add(gates.log_decay, turn, layout.state.features);
     }
-    if constexpr (Form.reads) add(out, turn, layout.state.value_dim);
+    if constexpr (Form.reads) add(out, turn, readers * layout.state.value_dim);
     return next;
   }
 };

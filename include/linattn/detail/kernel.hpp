@@ -300,7 +300,7 @@ LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, con
             }
           }
         };
-        if constexpr (B == 1) {
+        if constexpr (B == 1 && !shared) {
           blocks_of(0, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
         } else {
           constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;

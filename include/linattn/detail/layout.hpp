@@ -104,6 +104,8 @@ struct head_map {
 
   constexpr Eigen::Index outputs() const noexcept { return states * readers; }
   constexpr bool are_equal() const noexcept { return queries == states && keys == states; }
+  /// Whether the heads that read a state lie side by side.
+  constexpr bool are_neighbours() const noexcept { return how == head_sharing::interleaved || states == 1; }
   constexpr Eigen::Index state_of(Eigen::Index output) const noexcept { return shared(output, states, outputs()); }
   constexpr Eigen::Index query_of(Eigen::Index output) const noexcept { return shared(output, queries, outputs()); }
   constexpr Eigen::Index key_of(Eigen::Index state) const noexcept { return shared(state, keys, states); }
