@@ -11,16 +11,17 @@ namespace detail {
 /// Tokens packed at once: q and k of one head fill half of L1, but no fewer than least_tokens. A function of the shapes
 /// alone; it moves no rounding, because the kernel's block is smaller.
 template <class T>
-constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride, Eigen::Index readers) noexcept {
+constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride) noexcept {
   constexpr Eigen::Index budget = Eigen::Index(16 * 1024 / sizeof(T));
-  return (1 + readers) * feature_stride * most_tokens <= budget ? most_tokens : least_tokens;
+  return 2 * feature_stride * most_tokens <= budget ? most_tokens : least_tokens;
 }
 
 /// Where the packed rows of `tokens` tokens of one state lie: features and values (T, C or M), outputs, a tile of x for
 /// maps that are not elementwise, one number a token (denominators), and a state for the verbs that are called without
 /// one. Rules add their decays (T, C), one number a token (bonus or beta), a and b (T, C), and those that correct what
 /// correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and z (C) and S^T (M, C) of
-/// every head. Queries, outputs and denominators have a row for each head that reads the state.
+/// every head. Where several heads read a state, their queries, outputs and denominators (T, R, ...) have a place of
+/// their own.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
           bool Gradients, rule_traits Rule = additive::traits>
 struct workspace_layout {
@@ -32,18 +33,18 @@ struct workspace_layout {
   extent<HeadDim> head_dim;  // D
   head_map<Heads> heads;
 
-  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T>(state.feature_stride(), heads.readers); }
+  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T>(state.feature_stride()); }
   constexpr Eigen::Index tile_stride() const noexcept { return round_up(head_dim, line<T>); }
 
   constexpr Eigen::Index queries() const noexcept { return 0; }
-  constexpr Eigen::Index keys() const noexcept { return queries() + heads.readers * lines(state.feature_stride()); }
+  constexpr Eigen::Index keys() const noexcept { return queries() + lines(state.feature_stride()); }
   constexpr Eigen::Index values() const noexcept { return keys() + lines(state.feature_stride()); }
   constexpr Eigen::Index outputs() const noexcept {
     return values() + (corrects ? correction_type::writes : 1) * lines(state.row_stride());
   }
-  constexpr Eigen::Index tile() const noexcept { return outputs() + heads.readers * lines(state.row_stride()); }
+  constexpr Eigen::Index tile() const noexcept { return outputs() + lines(state.row_stride()); }
   constexpr Eigen::Index denominators() const noexcept { return tile() + lines(tile_stride()); }
-  constexpr Eigen::Index decay() const noexcept { return denominators() + heads.readers * lines(1); }
+  constexpr Eigen::Index decay() const noexcept { return denominators() + lines(1); }
   constexpr Eigen::Index beta() const noexcept { return decay() + (decays ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index a() const noexcept { return beta() + (corrects ? lines(1) : 0); }
   constexpr Eigen::Index b() const noexcept { return a() + (rank_one ? lines(state.feature_stride()) : 0); }
@@ -63,7 +64,16 @@ struct workspace_layout {
   constexpr Eigen::Index own_state() const noexcept {
     return found() + (corrects ? round_up(reads() * correction_block * state.row_stride(), line<T>) : 0);
   }
-  constexpr Eigen::Index end_of_forward() const noexcept { return own_state() + state.size(); }
+  constexpr Eigen::Index shared_queries() const noexcept { return own_state() + state.size(); }
+  constexpr Eigen::Index shared_outputs() const noexcept {
+    return shared_queries() + (heads.readers > 1 ? heads.readers * lines(state.feature_stride()) : 0);
+  }
+  constexpr Eigen::Index shared_denominators() const noexcept {
+    return shared_outputs() + (heads.readers > 1 ? heads.readers * lines(state.row_stride()) : 0);
+  }
+  constexpr Eigen::Index end_of_forward() const noexcept {
+    return shared_denominators() + (heads.readers > 1 ? heads.readers * lines(1) : 0);
+  }
 
   constexpr Eigen::Index feature_outputs() const noexcept { return end_of_forward(); }
   constexpr Eigen::Index value_outputs() const noexcept { return feature_outputs() + lines(state.feature_stride()); }

@@ -10,6 +10,7 @@
 
 #include <linattn/detail/kernel.hpp>
 #include <linattn/detail/packing.hpp>
+#include <linattn/detail/shared_kernel.hpp>
 #include <linattn/options.hpp>
 #include <linattn/state.hpp>
 #include <linattn/workspace.hpp>
@@ -48,16 +49,6 @@ struct engine_access {
 template <rule_traits Rule, kernel_form Form, Eigen::Index B>
 inline constexpr Eigen::Index block_of = Rule.corrects != correction::none&& Form.writes&& B > 1 ? correction_block : B;
 
-/// f(readers) for a state's number of readers, which is one_reader unless heads are shared.
-template <class Layout, kernel_form Form, class F>
-LINATTN_INLINE void with_readers(const Layout& layout, const F& f) {
-  using several = extent<Eigen::Dynamic>;
-  if constexpr (decltype(Layout::heads)::can_share && Form.reads && Form.writes) {
-    if (layout.heads.readers > 1) return f(several(layout.heads.readers));
-  }
-  f(one_reader());
-}
-
 /// What a pass needs beside its arguments: the operator's constants.
 template <class Map, class T, class Layout>
 struct engine {
@@ -78,43 +69,73 @@ struct engine {
             const matrix_view<const T>& k, const matrix_view<const T>& v, const rule_views<T>& gates,
             const matrix_view<T>& out, Eigen::Index position, T* scratch,
             const matrix_view<T>& denominators_out = {}) const {
-    with_readers<Layout, Form>(layout, [&](const auto& readers) LINATTN_INLINE_LAMBDA {
-      constexpr bool shared = !std::is_same_v<std::decay_t<decltype(readers)>, one_reader>;
-      constexpr Eigen::Index block = block_of < rule, Form, shared && rule.corrects == correction::none ? 1 : B > ;
-      // Writing alone has no denominators, whatever the operator's choice.
-      if (rule.normalizes && Form.reads && (normalizes || denominators_out.rows() > 0)) {
-        pass_rows<block, Form, rule.normalizes && Form.reads>(tokens, state, q, k, v, gates, out, position, scratch,
-                                                              denominators_out, readers);
-      } else {
-        pass_rows<block, Form, false>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out, readers);
+    if constexpr (head_map_type::can_share) {
+      if (layout.heads.shares) {
+        return pass_shared<B, Form>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out);
       }
-    });
+    }
+    pass_with<B, Form>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out, equal_heads());
   }
 
   /// Rows of less than this are taken to be in L2 already, where fetching them would cost and save nothing.
   static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
 
  private:
-  template <Eigen::Index B, kernel_form Form, bool Normalizes, class Readers>
+  using head_map_type = decltype(Layout::heads);
+
+  /// Apart from the pass of heads that share nothing, whose code it would otherwise weigh on.
+  template <Eigen::Index B, kernel_form Form>
+  LINATTN_NOINLINE void pass_shared(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
+                                    const matrix_view<const T>& k, const matrix_view<const T>& v,
+                                    const rule_views<T>& gates, const matrix_view<T>& out, Eigen::Index position,
+                                    T* scratch, const matrix_view<T>& denominators_out) const {
+    if constexpr (Form.reads && Form.writes) {
+      if (layout.heads.readers > 1) {
+        constexpr Eigen::Index tokens_at_once = rule.corrects == correction::none ? 1 : B;
+        return pass_with<tokens_at_once, Form>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out,
+                                               layout.heads);
+      }
+    }
+    pass_with<B, Form>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out,
+                       one_by_one<head_map_type>(layout.heads));
+  }
+
+  template <Eigen::Index B, kernel_form Form, class Heads>
+  LINATTN_INLINE void pass_with(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
+                                const matrix_view<const T>& k, const matrix_view<const T>& v,
+                                const rule_views<T>& gates, const matrix_view<T>& out, Eigen::Index position,
+                                T* scratch, const matrix_view<T>& denominators_out, const Heads& heads) const {
+    constexpr Eigen::Index block = block_of<rule, Form, B>;
+    // Writing alone has no denominators, whatever the operator's choice.
+    if (rule.normalizes && Form.reads && (normalizes || denominators_out.rows() > 0)) {
+      pass_rows<block, Form, rule.normalizes && Form.reads>(tokens, state, q, k, v, gates, out, position, scratch,
+                                                            denominators_out, heads);
+    } else {
+      pass_rows<block, Form, false>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out, heads);
+    }
+  }
+
+  template <Eigen::Index B, kernel_form Form, bool Normalizes, class Heads>
   void pass_rows(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
                  const matrix_view<const T>& k, const matrix_view<const T>& v, const rule_views<T>& gates,
                  const matrix_view<T>& out, Eigen::Index position, T* scratch, const matrix_view<T>& denominators_out,
-                 const Readers& readers) const {
+                 const Heads& heads) const {
     constexpr bool corrects = rule.corrects != correction::none && Form.writes;
-    constexpr bool shared = !std::is_same_v<Readers, one_reader>;
-    T* const queries = scratch + layout.queries();            // (T, R, C)
-    T* const keys = scratch + layout.keys();                  // (T, C)
-    T* const values = scratch + layout.values();              // (T, M), two rows a token where two are written
-    T* const outputs = scratch + layout.outputs();            // (T, R, M)
-    T* const denominators = scratch + layout.denominators();  // (T, R)
-    T* const tile = scratch + layout.tile();                  // (T, D)
-    const auto& heads = layout.heads;
-    const Eigen::Index turns = Form.writes ? Eigen::Index(heads.states) : heads.outputs();
+    const auto& readers = heads.readers;
+    constexpr bool shared = !std::is_same_v<std::decay_t<decltype(heads.readers)>, one_reader>;
+    T* const queries = scratch + (shared ? layout.shared_queries() : layout.queries());  // (T, R, C)
+    T* const keys = scratch + layout.keys();                                             // (T, C)
+    T* const values = scratch + layout.values();  // (T, M), two rows a token where two are written
+    T* const outputs = scratch + (shared ? layout.shared_outputs() : layout.outputs());                 // (T, R, M)
+    T* const denominators = scratch + (shared ? layout.shared_denominators() : layout.denominators());  // (T, R)
+    T* const tile = scratch + layout.tile();                                                            // (T, D)
+    const Eigen::Index turns = Form.writes ? Eigen::Index(layout.heads.states) : layout.heads.outputs();
     const Eigen::Index head_dim = layout.head_dim;
     const Eigen::Index value_dim = layout.state.value_dim;
     const Eigen::Index most = layout.tokens();
     const bool far =
-        tokens * (heads.states + heads.outputs()) * (head_dim + value_dim) * Eigen::Index(sizeof(T)) > near_bytes;
+        tokens * (layout.heads.states + layout.heads.outputs()) * (head_dim + value_dim) * Eigen::Index(sizeof(T)) >
+        near_bytes;
 
     for (Eigen::Index first = 0; first < tokens; first += most) {
       const Eigen::Index rows = std::min(most, tokens - first);
@@ -138,14 +159,14 @@ struct engine {
         }
         rows_ahead next;
         if ((shared ? heads.are_neighbours() : B > 1) && far) {
-          next = turn + 1 < turns ? ahead<Form>(q, k, v, gates, out, first, rows, turn + 1, readers)
-                                  : ahead<Form>(q, k, v, gates, out, first + rows,
-                                                std::min(most, tokens - first - rows), 0, readers);
+          next = turn + 1 < turns
+                     ? ahead<Form>(q, k, v, gates, out, first, rows, turn + 1, heads)
+                     : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0, heads);
         }
         const auto S = state + h * layout.state.head_stride();
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {
-          attend_corrected<B, Form>(gates, first, rows, h, scratch, S, next, readers);
+          attend_corrected<B, Form>(gates, first, rows, h, queries, outputs, scratch, S, next, readers);
         } else {
           head_rows<T> x{queries, keys, values, outputs};
           if constexpr (Form.writes && rule.decay != decay_kind::none) {
@@ -154,8 +175,14 @@ struct engine {
             x.decay = decay;
           }
           constexpr kernel_form form = with_rule(Form);
-          if constexpr (form.reads_first) x.bonus = pack_bonus(gates.bonus, first, rows, h, B, scratch, readers);
-          attend_head<B, form, Normalizes, T>(layout.state, blocks, x, S, denominators, next, readers);
+          if constexpr (form.reads_first) {
+            x.bonus = pack_bonus(gates.bonus, first, rows, h, B, queries, keys, readers, denominators);
+          }
+          if constexpr (shared) {
+            attend_shared<form, Normalizes, T>(layout.state, rows, readers, x, S, denominators, next);
+          } else {
+            attend_head<B, form, Normalizes, T>(layout.state, blocks, x, S, denominators, next);
+          }
         }
         if constexpr (Form.reads) {
           for (Eigen::Index r = 0; r < readers; ++r) {
@@ -187,15 +214,15 @@ struct engine {
 
   /// bonus (rows, R) = sum_c q[c] bonus[c] k[c], of the packed features.
   LINATTN_INLINE const T* pack_bonus(const matrix_view<const T>& bonus, Eigen::Index first, Eigen::Index rows,
-                                     Eigen::Index head, Eigen::Index block, T* scratch, Eigen::Index readers) const {
+                                     Eigen::Index head, Eigen::Index block, const T* queries, const T* keys,
+                                     Eigen::Index readers, T* to) const {
     using P = packet<T>;
-    T* const to = scratch + layout.denominators();
     const Eigen::Index features = layout.state.features;
     for (Eigen::Index n = 0; n < rows * readers; ++n) {
       const Eigen::Index r = n / readers;
       const T* const weight = bonus.row(first + r) + head * features;
-      const T* const q = scratch + layout.queries() + n * layout.state.feature_stride();
-      const T* const k = scratch + layout.keys() + r * layout.state.feature_stride();
+      const T* const q = queries + n * layout.state.feature_stride();
+      const T* const k = keys + r * layout.state.feature_stride();
       P total = P::zero();
       for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
         total = fma(P::load(q + c) * load_up_to(weight + c, left), P::load(k + c), total);
@@ -209,13 +236,13 @@ struct engine {
   /// The packed rows of one head, features and values, through correction.hpp.
   template <Eigen::Index B, kernel_form Form, class Readers>
   LINATTN_INLINE void attend_corrected(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
-                                       Eigen::Index head, T* scratch, T* S, const rows_ahead& next,
-                                       const Readers& readers) const {
+                                       Eigen::Index head, const T* queries, T* outputs, T* scratch, T* S,
+                                       const rows_ahead& next, const Readers& readers) const {
     const Eigen::Index stride = layout.state.feature_stride();
     const Eigen::Index row_stride = layout.state.row_stride();
     const Eigen::Index blocks = round_up(rows, B) / B;
     T* const values = scratch + layout.values();
-    correction_inputs<T> x{scratch + layout.queries(), scratch + layout.keys()};
+    correction_inputs<T> x{queries, scratch + layout.keys()};
     if constexpr (rule.decay != decay_kind::none) {
       T* const decay = scratch + layout.decay();
       pack_decays<rule>(layout, gates, first, rows, head, B, decay, S + layout.state.log_decay_offset());
@@ -241,27 +268,26 @@ struct engine {
     }
     const correction_rows<T> y{scratch + layout.reading(), scratch + layout.writing(), scratch + layout.carry(),
                                scratch + layout.coefficients()};
-    detail::attend_corrected<B, rule, Form.reads>(layout.state, blocks, x, y, values, scratch + layout.found(),
-                                                  scratch + layout.outputs(), S, next, readers);
+    detail::attend_corrected<B, rule, Form.reads>(layout.state, blocks, x, y, values, scratch + layout.found(), outputs,
+                                                  S, next, readers);
   }
 
   /// The rows of one state's or one output's turn that packing will touch. Those of several readers lie side by side.
-  template <kernel_form Form>
+  template <kernel_form Form, class Heads>
   LINATTN_INLINE rows_ahead ahead(const matrix_view<const T>& q, const matrix_view<const T>& k,
                                   const matrix_view<const T>& v, const rule_views<T>& gates, const matrix_view<T>& out,
-                                  Eigen::Index first, Eigen::Index rows, Eigen::Index turn,
-                                  Eigen::Index readers) const {
+                                  Eigen::Index first, Eigen::Index rows, Eigen::Index turn, const Heads& heads) const {
     rows_ahead next(rows);
     if (rows <= 0) return next;
     const auto add = [&](const auto& x, Eigen::Index head, Eigen::Index dim)
                          LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim, head == 0); };
-    if constexpr (Form.reads) add(q, readers > 1 ? turn : layout.heads.query_of(turn), readers * layout.head_dim);
+    if constexpr (Form.reads) add(q, heads.readers > 1 ? turn : heads.query_of(turn), heads.readers * layout.head_dim);
     if constexpr (Form.writes) {
-      add(k, layout.heads.key_of(turn), layout.head_dim);
+      add(k, heads.key_of(turn), layout.head_dim);
       add(v, turn, layout.state.value_dim);
       if constexpr (rule.decay == decay_kind::per_feature) add(gates.log_decay, turn, layout.state.features);
     }
-    if constexpr (Form.reads) add(out, turn, readers * layout.state.value_dim);
+    if constexpr (Form.reads) add(out, turn, heads.readers * layout.state.value_dim);
     return next;
   }
 };

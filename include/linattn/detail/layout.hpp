@@ -92,6 +92,7 @@ struct head_map {
   extent<Heads> states;
   extent<can_share ? Eigen::Dynamic : 1> readers;  // output heads of a state
   head_sharing how = head_sharing::interleaved;
+  bool shares = false;  // whether any counts differ
 
   constexpr head_map() noexcept = default;
   constexpr head_map(Eigen::Index query_heads, Eigen::Index key_heads, Eigen::Index value_heads,
@@ -100,10 +101,10 @@ struct head_map {
         keys(key_heads),
         states(value_heads),
         readers(query_heads > value_heads ? query_heads / value_heads : 1),
-        how(sharing) {}
+        how(sharing),
+        shares(query_heads != value_heads || key_heads != value_heads) {}
 
   constexpr Eigen::Index outputs() const noexcept { return states * readers; }
-  constexpr bool are_equal() const noexcept { return queries == states && keys == states; }
   /// Whether the heads that read a state lie side by side.
   constexpr bool are_neighbours() const noexcept { return how == head_sharing::interleaved || states == 1; }
   constexpr Eigen::Index state_of(Eigen::Index output) const noexcept { return shared(output, states, outputs()); }
@@ -119,6 +120,26 @@ struct head_map {
     if (few == many) return head;
     return how == head_sharing::tiled ? head % few : head / (many / few);
   }
+};
+
+/// The number of readers of a state that no others share.
+using one_reader = extent<1>;
+
+/// Heads that share nothing, as a pass sees them: number h of everything belongs together.
+struct equal_heads {
+  static constexpr one_reader readers{};
+  static constexpr Eigen::Index state_of(Eigen::Index output) noexcept { return output; }
+  static constexpr Eigen::Index query_of(Eigen::Index output) noexcept { return output; }
+  static constexpr Eigen::Index key_of(Eigen::Index state) noexcept { return state; }
+  static constexpr Eigen::Index output_of(Eigen::Index state, Eigen::Index) noexcept { return state; }
+  static constexpr bool are_neighbours() noexcept { return true; }
+};
+
+/// Heads that share, of which a pass takes one reader of a state at a time.
+template <class Map>
+struct one_by_one : Map {
+  static constexpr one_reader readers{};
+  explicit constexpr one_by_one(const Map& map) noexcept : Map(map) {}
 };
 
 /// [head][C][M] with rows padded to whole packets, each head on a cache line and followed by those of z (C), the total

@@ -466,7 +466,7 @@ void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arg
   static_assert(detail::is_differentiable<FeatureMap, T>,
                 "linattn: the feature map has no `vjp` (an elementwise one: no `vjp_packet`), so no gradient can pass "
                 "through it; see linattn/feature_map.hpp for what to add");
-  if (!m_layout.heads.are_equal()) {
+  if (m_layout.heads.shares) {
     detail::refuse(function, "heads is ", heads(), ", key_heads is ", key_heads(), " and value_heads is ",
                    value_heads(), ": gradients of shared heads are not built yet");
   }

@@ -30,8 +30,8 @@ mutation(rows_do_not_see_themselves detail/kernel.hpp FirstRowIsItsValue
   "output[i][p] = fma(query, Form.writes ? P::load(S + p * P::size) : row[p], output[i][p]);")
 
 mutation(denominator_without_the_own_token detail/kernel.hpp OnesGiveOne
-  "product[row] = fma(P::load(x.q + row * stride + c), total, product[row]);"
-  "product[row] = fma(P::load(x.q + row * stride + c), Form.writes ? P::load(z + c) : total, product[row]);")
+  "product[i] = fma(P::load(x.q + i * stride + c), total, product[i]);"
+  "product[i] = fma(P::load(x.q + i * stride + c), Form.writes ? P::load(z + c) : total, product[i]);")
 
 mutation(second_tile_of_the_state_forgets_the_first detail/kernel.hpp FeaturesBeyondATileCount
   "output[i][p] = adds ? P::load(x.out + i * row_stride + m) : P::zero();"
