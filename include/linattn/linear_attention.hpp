@@ -90,6 +90,9 @@ class linear_attention {
       },
       "linattn: the second template argument must be an update rule, such as linattn::additive; Scalar is the third");
   static_assert(detail::check_feature_map_members<FeatureMap, accumulator_t<Scalar>>());
+  static_assert(!detail::has_log_features<FeatureMap> ||
+                    (UpdateRule::traits.corrects == correction::none && UpdateRule::traits.reads_after_write),
+                "linattn: a map that writes log phi serves rules that add after their decay: additive, decay, gated");
   static constexpr Eigen::Index Features = detail::features_at_compile_time<FeatureMap, HeadDim>;
 
  public:
@@ -99,7 +102,7 @@ class linear_attention {
   using input = matrix_view<const Scalar>;
   using output = matrix_view<Scalar>;
   using token = vector_view<const Scalar>;
-  static constexpr rule_traits rule = UpdateRule::traits;
+  static constexpr rule_traits rule = detail::rule_with<FeatureMap, UpdateRule::traits>;
   using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
                                    detail::is_differentiable<FeatureMap, accumulator_type>, rule>;

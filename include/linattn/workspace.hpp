@@ -18,7 +18,8 @@ constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride) noexcept {
 
 /// Where the packed rows of `tokens` tokens of one head lie: features and values (T, C or M), outputs, a tile of x for
 /// maps that are not elementwise, one number a token (denominators), and a state for the verbs that are called without
-/// one. Rules add their decays (T, C), one number a token (bonus or beta), a and b (T, C), and those that correct what
+/// one. Rules add their decays (T, C), one number a token (beta, or the
+/// logarithm of its scale), a and b (T, C), and those that correct what
 /// correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and z (C) and S^T (M, C) of
 /// every head.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
@@ -44,7 +45,7 @@ struct workspace_layout {
   constexpr Eigen::Index denominators() const noexcept { return tile() + lines(tile_stride()); }
   constexpr Eigen::Index decay() const noexcept { return denominators() + lines(1); }
   constexpr Eigen::Index beta() const noexcept { return decay() + (decays ? lines(state.feature_stride()) : 0); }
-  constexpr Eigen::Index a() const noexcept { return beta() + (corrects ? lines(1) : 0); }
+  constexpr Eigen::Index a() const noexcept { return beta() + (corrects || Rule.log_scaled ? lines(1) : 0); }
   constexpr Eigen::Index b() const noexcept { return a() + (rank_one ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index reading() const noexcept { return b() + (rank_one ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index writing() const noexcept {

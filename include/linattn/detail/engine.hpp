@@ -14,6 +14,8 @@
 #include <linattn/state.hpp>
 #include <linattn/workspace.hpp>
 
+#include <cmath>
+
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
@@ -125,24 +127,36 @@ struct engine {
           attend_corrected<B, Form>(gates, first, rows, h, scratch, S, next);
         } else {
           head_rows<T> x{queries, keys, values, outputs};
-          if constexpr (Form.writes && rule.decay != decay_kind::none) {
+          if constexpr (Form.writes && rule.decay != decay_kind::none && !rule.log_scaled) {
             T* const decay = scratch + layout.decay();
             pack_decays<rule>(layout, gates, first, rows, h, B, decay, S + layout.state.log_decay_offset());
             x.decay = decay;
           }
+          if constexpr (rule.log_scaled) x.decay = scale_features<Form>(gates, first, rows, h, B, scratch, S);
           constexpr kernel_form form = with_rule(Form);
           if constexpr (form.reads_first) x.bonus = pack_bonus(gates.bonus, first, rows, h, B, scratch);
           attend_head<B, form, Normalizes, T>(layout.state, blocks, x, S, denominators, next);
         }
         if constexpr (Form.reads) {
           T* const to = out.row(first) + h * value_dim;
-          if (Normalizes && normalizes) {
+          const T* const scales = scratch + layout.beta();  // logarithms, where the rule is log-scaled
+          if (Normalizes && denominators_out.rows() > 0) {
+            for (Eigen::Index r = 0; r < rows; ++r) {
+              denominators_out(first + r, h) =
+                  rule.log_scaled ? denominators[r] * std::exp(scales[r]) : denominators[r];
+            }
+          }
+          if constexpr (rule.log_scaled) {
+            for (Eigen::Index r = 0; r < rows; ++r) {
+              denominators[r] = Normalizes && normalizes
+                                    ? policy.at_scale(scales[r])(denominators[r])
+                                    : std::max(std::exp(-scales[r]), std::numeric_limits<T>::min());
+            }
+            unpack_outputs<true>(layout, outputs, denominators, denominator_policy(), to, out.row_stride(), rows);
+          } else if (Normalizes && normalizes) {
             unpack_outputs<true>(layout, outputs, denominators, policy, to, out.row_stride(), rows);
           } else {
             unpack_outputs<false>(layout, outputs, denominators, policy, to, out.row_stride(), rows);
-          }
-          if (Normalizes && denominators_out.rows() > 0) {
-            for (Eigen::Index r = 0; r < rows; ++r) denominators_out(first + r, h) = denominators[r];
           }
         }
       }
@@ -152,11 +166,43 @@ struct engine {
   /// A verb's form with what the rule adds to it.
   static constexpr kernel_form with_rule(kernel_form form) {
     if (!form.writes) return form;
-    form.decay = rule.decay == decay_kind::per_feature ? decay_axis::row
-                 : rule.decay == decay_kind::per_head  ? decay_axis::token
-                                                       : decay_axis::none;
+    const bool per_feature = rule.decay == decay_kind::per_feature || rule.log_scaled;
+    form.decay = per_feature                          ? decay_axis::row
+                 : rule.decay == decay_kind::per_head ? decay_axis::token
+                                                      : decay_axis::none;
     form.reads_first = form.reads && !rule.reads_after_write;
     return form;
+  }
+
+  /// Packed log features to features by the state's running maxima; the decays that these add, and the logarithm of
+  /// each query's scale.
+  template <kernel_form Form>
+  LINATTN_INLINE const T* scale_features(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
+                                         Eigen::Index head, Eigen::Index block, T* scratch,
+                                         state_pointer<Form, T> S) const {
+    using P = packet<T>;
+    const Eigen::Index features = layout.state.features;
+    const Eigen::Index stride = layout.state.feature_stride();
+    T* const queries = scratch + layout.queries();
+    T* const decays = scratch + layout.decay();
+    T* const scales = scratch + layout.beta();
+    const auto mu = S + layout.state.log_scale_offset();
+    if constexpr (Form.writes) {
+      if constexpr (rule.decay != decay_kind::none) {
+        T* const log_decays = rule.decay == decay_kind::per_head ? scales : decays;
+        pack_decays<rule>(layout, gates, first, rows, head, block, log_decays, S + layout.state.log_decay_offset());
+      }
+      scale_keys<rule, Form.reads>(rows, features, stride, scratch + layout.keys(), queries, scales, decays, mu);
+      std::fill(decays + rows * stride, decays + round_up(rows, block) * stride, T(1));
+    } else {
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        for (Eigen::Index c = 0; c < features; c += P::size) {
+          (P::load(queries + r * stride + c) + P::load(mu + c)).store(queries + r * stride + c);
+        }
+      }
+    }
+    if constexpr (Form.reads) scale_queries(rows, features, stride, queries, scales);
+    return decays;
   }
 
   /// bonus (rows) = sum_c q[c] bonus[c] k[c], of the packed features.

@@ -213,7 +213,7 @@ void LINATTN_OPERATOR::require_rule_inputs(const char* function, const views& x,
 LINATTN_MEMBER
 auto LINATTN_OPERATOR::own_state(workspace_type& ws) const noexcept -> T* {
   T* const slab = access::slab(ws).data() + m_layout.own_state();
-  std::fill(slab, slab + m_layout.state.size(), T(0));
+  m_layout.state.clear(slab);
   return slab;
 }
 
