@@ -37,33 +37,29 @@ class cosformer {
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi, tile_position where) const noexcept {
     using P = detail::packet<T>;
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
+    detail::for_each_row(x, phi, [&](Eigen::Index r, const T* in, T* out) LINATTN_INLINE_LAMBDA {
       const weights<T> weight(*this, where.first_position + r);
-      const T* const in = x.data() + r * x.outerStride();
-      T* const out = phi.data() + r * phi.outerStride();
       detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
         const P positive = max(detail::load_up_to(in + c, left), P(T(0)));
         detail::store_up_to(out + c, positive * weight.cosine, left);
         detail::store_up_to(out + x.cols() + c, positive * weight.sine, left);
       });
-    }
+    });
   }
 
   template <class T>
   void vjp(const const_tile<T>& x, const const_tile<T>& /*phi*/, const const_tile<T>& dphi, tile<T>& dx,
            tile_position where) const noexcept {
     using P = detail::packet<T>;
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const weights<T> weight(*this, where.first_position + r);
-      const T* const in = x.data() + r * x.outerStride();
-      const T* const gradient = dphi.data() + r * dphi.outerStride();
-      T* const out = dx.data() + r * dx.outerStride();
-      detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-        const P g = fma(detail::load_up_to(gradient + c, left), weight.cosine,
-                        detail::load_up_to(gradient + x.cols() + c, left) * weight.sine);
-        detail::store_up_to(out + c, where_positive(detail::load_up_to(in + c, left), g), left);
-      });
-    }
+    detail::for_each_row(
+        x, dphi, dx, [&](Eigen::Index r, const T* in, const T* gradient, T* out) LINATTN_INLINE_LAMBDA {
+          const weights<T> weight(*this, where.first_position + r);
+          detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+            const P g = fma(detail::load_up_to(gradient + c, left), weight.cosine,
+                            detail::load_up_to(gradient + x.cols() + c, left) * weight.sine);
+            detail::store_up_to(out + c, where_positive(detail::load_up_to(in + c, left), g), left);
+          });
+        });
   }
 
  private:

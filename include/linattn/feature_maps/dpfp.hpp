@@ -33,16 +33,14 @@ struct dpfp {
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
     using P = detail::packet<T>;
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const T* const in = x.data() + r * x.outerStride();
-      T* const out = phi.data() + r * phi.outerStride();
+    detail::for_each_row(x, phi, [&](Eigen::Index /*r*/, const T* in, T* out) LINATTN_INLINE_LAMBDA {
       for_each_run(x.cols(), [&](const run& at) LINATTN_INLINE_LAMBDA {
         detail::for_each_register<T>(at.length, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
           const P product = rectified(in, at.first, c, left) * rectified(in, at.second, c, left);
           detail::store_up_to(out + at.feature + c, product, left);
         });
       });
-    }
+    });
   }
 
   /// A product hands its gradient to either factor, where that is positive. 6 C flops a token.
@@ -51,25 +49,23 @@ struct dpfp {
            tile<T>& dx) const noexcept {
     using P = detail::packet<T>;
     dx.setZero();
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const T* const in = x.data() + r * x.outerStride();
-      const T* const gradient = dphi.data() + r * dphi.outerStride();
-      T* const out = dx.data() + r * dx.outerStride();
-      // One factor after the other: their registers in dx may overlap.
-      const auto pass = [&](const factor& to, const P& g, Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-        const P sign(to.negated ? T(-1) : T(1));
-        const P through = where_positive(rectified(in, to, c, left), g);
-        T* const place = out + to.coordinate + c;
-        detail::store_up_to(place, fma(sign, through, detail::load_up_to(place, left)), left);
-      };
-      for_each_run(x.cols(), [&](const run& at) LINATTN_INLINE_LAMBDA {
-        detail::for_each_register<T>(at.length, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-          const P g = detail::load_up_to(gradient + at.feature + c, left);
-          pass(at.first, g * rectified(in, at.second, c, left), c, left);
-          pass(at.second, g * rectified(in, at.first, c, left), c, left);
+    detail::for_each_row(
+        x, dphi, dx, [&](Eigen::Index /*r*/, const T* in, const T* gradient, T* out) LINATTN_INLINE_LAMBDA {
+          // One factor after the other: their registers in dx may overlap.
+          const auto pass = [&](const factor& to, const P& g, Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+            const P sign(to.negated ? T(-1) : T(1));
+            const P through = where_positive(rectified(in, to, c, left), g);
+            T* const place = out + to.coordinate + c;
+            detail::store_up_to(place, fma(sign, through, detail::load_up_to(place, left)), left);
+          };
+          for_each_run(x.cols(), [&](const run& at) LINATTN_INLINE_LAMBDA {
+            detail::for_each_register<T>(at.length, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+              const P g = detail::load_up_to(gradient + at.feature + c, left);
+              pass(at.first, g * rectified(in, at.second, c, left), c, left);
+              pass(at.second, g * rectified(in, at.first, c, left), c, left);
+            });
+          });
         });
-      });
-    }
   }
 
  private:

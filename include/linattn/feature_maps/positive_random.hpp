@@ -1,8 +1,7 @@
 // Positive random features of the softmax kernel.
 #pragma once
 
-#include <linattn/detail/random_map.hpp>
-#include <linattn/detail/registers.hpp>
+#include <linattn/detail/exponential_map.hpp>
 
 #include <Eigen/Core>
 #include <cstdint>
@@ -36,40 +35,27 @@ LINATTN_NAMESPACE_BEGIN
 /// share the matrix; a map is immutable and may be used by any number of threads.
 /// Source: Choromanski et al., Rethinking attention with Performers, 2021.
 template <class T = float>
-class positive_random : public detail::random_map<T> {
+class positive_random : public detail::exponential_map<T, 1>, public detail::storable<positive_random<T>> {
+  using base = detail::exponential_map<T, 1>;
+
  public:
+  static constexpr const char* name = "positive_random";  ///< in messages and records
+
   /// m = features directions for heads of D = head_dim coordinates, the same for a seed on every compiler and machine;
   /// more features keep the directions of fewer. Throws std::invalid_argument for sizes below 1.
   positive_random(Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed,
                   const random_feature_options& options = {})
-      : detail::random_map<T>("positive_random", head_dim, features, features, seed, options, this->root(head_dim)) {}
+      : base({name, head_dim, features, seed, options}) {}
 
   /// The map of the same sizes with another seed: new directions. A state absorbed with one map is read with that map.
   positive_random redraw(std::uint64_t seed) const {
-    return {this->head_dim(), this->m_features, seed, this->m_options};
+    return {this->head_dim(), this->m_features, seed, this->options()};
   }
 
-  /// phi (R, C) from x (R, D).
-  void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
-    using P = detail::packet<T>;
-    const P input_scale(this->m_input_scale);
-    const P feature_scale(this->m_feature_scale);
-    this->project_rows(x, phi, [&](const T* in, T* row) LINATTN_INLINE_LAMBDA {
-      const P half_norm(-this->half_square(in));
-      detail::transform_in_place(row, phi.cols(), [&](const P& u) LINATTN_INLINE_LAMBDA {
-        return exp(fma(u, input_scale, half_norm)) * feature_scale;
-      });
-    });
-  }
+ private:
+  friend class detail::storable<positive_random>;
 
-  /// dx (R, D) = D^(-1/4) (W^T a - (sum_c a_c) x'),  a = phi dphi elementwise. 2 C D flops a token.
-  void vjp(const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi, tile<T>& dx) const noexcept {
-    this->pull_back(x, phi, dphi, dx, this->m_input_scale, -this->m_input_scale * this->m_input_scale,
-                    [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-                      return detail::load_up_to(phi.data() + r * phi.outerStride() + c, n) *
-                             detail::load_up_to(dphi.data() + r * dphi.outerStride() + c, n);
-                    });
-  }
+  explicit positive_random(detail::record_reader& in) : base(typename base::parameters(in)) {}
 };
 
 LINATTN_NAMESPACE_END

@@ -39,17 +39,21 @@ LINATTN_NAMESPACE_BEGIN
 /// numbers. Copies share the matrix; a map is immutable and may be used by any number of threads.
 /// Sources: Rahimi and Recht, 2007; Peng et al., Random feature attention, 2021; Choromanski et al., 2021.
 template <class T = float>
-class random_fourier : public detail::fourier_map<T> {
+class random_fourier : public detail::fourier_map<T>, public detail::storable<random_fourier<T>> {
+  using base = detail::fourier_map<T>;
+
  public:
+  static constexpr const char* name = "random_fourier";  ///< in messages and records
+
   /// C = features, even: m = C / 2 directions for heads of D = head_dim coordinates, the same for a seed on every
   /// compiler and machine. Throws std::invalid_argument for sizes below 1 and an odd C.
   random_fourier(Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed,
                  const random_feature_options& options = {})
-      : detail::fourier_map<T>("random_fourier", head_dim, features, seed, options, this->root(head_dim)) {}
+      : base(base::draw(name, head_dim, features, seed, options)) {}
 
   /// The map of the same sizes with another seed: new directions. A state absorbed with one map is read with that map.
   random_fourier redraw(std::uint64_t seed) const {
-    return {this->head_dim(), this->m_features, seed, this->m_options};
+    return {this->head_dim(), this->m_features, seed, this->options()};
   }
 
   /// phi (R, C) from x (R, D).
@@ -65,6 +69,11 @@ class random_fourier : public detail::fourier_map<T> {
     this->pull_back(x, phi, dphi, dx, this->m_input_scale, this->m_input_scale * this->m_input_scale,
                     this->angle_gradient(phi, dphi));
   }
+
+ private:
+  friend class detail::storable<random_fourier>;
+
+  explicit random_fourier(detail::record_reader& in) : base(typename base::parameters(in)) {}
 };
 
 LINATTN_NAMESPACE_END
