@@ -14,10 +14,10 @@ LINATTN_NAMESPACE_BEGIN
 /// C = 2 D, features >= 0.
 ///
 /// Kernel: sum_c max(q_c, 0) max(k_c, 0) times cos(pi (i - j) / (2 P)): relu's, and near tokens count more than far
-/// ones, down to nothing at a distance of P. No relation to softmax. The horizon P is the user's: the longest sequence
-/// expected, and part of what a model was trained with. It does not follow the length of the input, so that streaming
-/// and batch agree. Positions from P on count as P: all tokens there are at distance 0 of each other, and features
-/// stay >= 0 for sequences of any length.
+/// ones, down to nothing at a distance of P. It is computed as it stands: an estimate of nothing, and no relation to
+/// softmax. The horizon P is the user's: the longest sequence expected, and part of what a model was trained with. It
+/// does not follow the length of the input, so that streaming and batch agree. Positions from P on count as P: all
+/// tokens there are at distance 0 of each other, and features stay >= 0 for sequences of any length.
 ///
 /// Use it where recency helps and lengths are known. Not for endless streams, where all tokens end up at P, and not
 /// where rows may lack a positive coordinate: like relu's their output is 0. NaN is kept.

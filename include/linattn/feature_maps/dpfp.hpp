@@ -12,10 +12,10 @@ LINATTN_NAMESPACE_BEGIN
 /// phi_(j,i)(x) = y_i y_(i-j),  y = [max(x, 0), max(-x, 0)] (2 D), indices modulo 2 D,  j = 1 ... Nu,  i = 0 ... 2 D-1.
 /// C = 2 D Nu, features >= 0.
 ///
-/// Kernel: sum over pairs of coordinates j apart whose signs agree in q and k; no relation to softmax. Most features
-/// of a row are 0, so keys that differ in signs do not disturb each other: a state holds about C keys that can be told
-/// apart, where D orthogonal ones are all that `relu` can hold. Nu up to D - 1 is of use: products D apart vanish, and
-/// beyond that they come again.
+/// Kernel: sum over pairs of coordinates j apart whose signs agree in q and k, computed as it stands: an estimate of
+/// nothing, and no relation to softmax. Most features of a row are 0, so keys that differ in signs do not disturb each
+/// other: a state holds about C keys that can be told apart, where D orthogonal ones are all that `relu` can hold. Nu
+/// up to D - 1 is of use: products D apart vanish, and beyond that they come again.
 ///
 /// Use it where many pairs are to be kept apart and C = 2 D Nu is paid for. Not where every key must have weight: a row
 /// may have phi = 0 (at D = 1 every row has), and where every product vanishes the output is 0. Features are products

@@ -17,12 +17,13 @@ LINATTN_NAMESPACE_BEGIN
 ///
 /// Sign: as `random_fourier`: not normalised unless asked for; denominators <= 0 are likely where few keys are near.
 /// Variance: (1 - exp(-|d|^2))^2 / (2 m), d = q' - k': at most 1 / (2 m) whatever the input, so small kernel values
-/// drown in it. Errors fall as 1 / sqrt(m).
+/// drown in it.
 ///
 /// Use it where a bounded kernel of distance is wanted. Not to stand in for softmax on keys of different lengths; there
 /// take `random_fourier`, or for keys of unit length `rfa`. Numerics: |phi| <= m^(-1/2) for every input. NaN is kept.
 ///
-/// Cost a token: C D flops and C / 2 pairs of sine and cosine. Source: Rahimi and Recht, 2007.
+/// Cost a token: C D flops and C / 2 pairs of sine and cosine. What all random maps share: random_features.hpp.
+/// Source: Rahimi and Recht, Random features for large-scale kernel machines, 2007.
 template <class T = float>
 class gaussian_fourier : public detail::fourier_map<T>, public detail::storable<gaussian_fourier<T>> {
   using base = detail::fourier_map<T>;

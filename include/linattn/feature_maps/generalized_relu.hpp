@@ -24,7 +24,8 @@ LINATTN_NAMESPACE_BEGIN
 /// more than the weight of epsilon. The gradient is 0 where w_c.x' is lost beside epsilon, from about 1e-10 m^(1/2)
 /// down.
 ///
-/// Cost a token: 2 C D flops. Source: Choromanski et al., Rethinking attention with Performers, 2021.
+/// Cost a token: 2 C D flops. What all random maps share: random_features.hpp.
+/// Source: Choromanski et al., Rethinking attention with Performers, 2021.
 template <class T = float>
 class generalized_relu : public detail::random_map<T>, public detail::storable<generalized_relu<T>> {
   using base = detail::random_map<T>;

@@ -16,7 +16,7 @@ LINATTN_NAMESPACE_BEGIN
 /// features > 0.  A < 1/8; A = 0 is `positive_random`.
 ///
 /// Kernel: phi(q).phi(k) is an unbiased estimate of exp(q.k / sqrt(D)), the numerator of softmax attention, over draws
-/// w_c of N(0, I), for every A. The map applies D^(-1/4) itself: leave query_scale at 1.
+/// w_c of N(0, I), for every A.
 ///
 /// Variance: with z = q' + k' the second moment of an estimate is, but for a term of softmax's own,
 ///
@@ -34,7 +34,8 @@ LINATTN_NAMESPACE_BEGIN
 /// no overflow in float for any input up to about D = 64 at A = -0.2. For a given input A < 0 bounds features over all
 /// directions. Long inputs underflow as with `positive_random`. NaN is kept.
 ///
-/// Cost a token: 2 C D flops and C exponentials. Source: Likhosherstov et al., Chefs' random tables, 2022; the scalar
+/// Cost a token: 2 C D flops and C exponentials. What all random maps share: random_features.hpp.
+/// Source: Likhosherstov et al., Chefs' random tables, 2022; the scalar
 /// case of FAVOR#, 2023.
 template <class T = float>
 class gerf : public detail::exponential_map<T, 1>, public detail::storable<gerf<T>> {

@@ -21,10 +21,10 @@ LINATTN_NAMESPACE_BEGIN
 ///     hedgehog<float> map(64);                             // W = I, b = 0: where training starts, C = 128
 ///     hedgehog<float> map(W, b, heads, 0.5);               // one set for each head: W (H m, D), b (H m)
 ///
-/// Use it to take the softmax out of a trained transformer, with weights distilled for it; it keeps weights peaked and
-/// monotonic in q.k where elu_plus_one or relu do not. Not untrained, where `positive_random` is nearer to softmax, and
-/// not to save state: C is 2 D. Public code calls with temperature 1/2; the paper also has exp in place of softmax,
-/// which is learned_linear<T, exponential> of W and -W.
+/// Use it to take the softmax out of a trained transformer, with weights distilled for that, where the positive maps
+/// without parameters leave attention too flat. Not untrained, where it has no relation to softmax, and not to save
+/// memory: C is 2 D. Some public code has temperature 1/2. The paper has a form with exp in place of the
+/// softmax, too; that is learned_linear<T, exponential> of W and -W below it.
 ///
 /// Gradients: of x, and of W and b by `make_gradient`; the temperature is fixed, as W and b can take it up. Numerics:
 /// the largest |u| is subtracted, so that nothing overflows while |u| / temperature does not; the error of u over

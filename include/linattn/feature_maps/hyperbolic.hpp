@@ -11,10 +11,10 @@ LINATTN_NAMESPACE_BEGIN
 /// phi(x) = (2 m)^(-1/2) exp(-|x'|^2 / 2) [exp(W x'), exp(-W x')],  x' = D^(-1/4) x,  W (m, D),  C = 2 m, features > 0.
 ///
 /// Kernel: phi(q).phi(k) is an unbiased estimate of exp(q.k / sqrt(D)), the numerator of softmax attention, over draws
-/// of W: `positive_random` whose second half of directions is the first turned round. The map applies D^(-1/4) itself.
+/// of W: `positive_random` whose second half of directions is the first turned round.
 ///
 /// Variance: (1 - exp(-|z|^2)) times that of `positive_random` at the same C, z = q' + k': never more, much less while
-/// |z| is small, the same where |z| is large. Errors fall as 1 / sqrt(m).
+/// |z| is small, the same where |z| is large.
 ///
 /// Use it in place of `positive_random`, at half the projection. Not where that fails, either: inputs of standard
 /// deviation 1 at D = 64.
@@ -22,7 +22,8 @@ LINATTN_NAMESPACE_BEGIN
 /// Numerics: as `positive_random`: no overflow in float for any input up to about D = 100, underflow to 0 from
 /// |x'|^2 of about 300 on. NaN is kept.
 ///
-/// Cost a token: C D flops and C exponentials. Source: Choromanski et al., Rethinking attention with Performers, 2021.
+/// Cost a token: C D flops and C exponentials. What all random maps share: random_features.hpp.
+/// Source: Choromanski et al., Rethinking attention with Performers, 2021.
 template <class T = float>
 class hyperbolic : public detail::exponential_map<T, 2>, public detail::storable<hyperbolic<T>> {
   using base = detail::exponential_map<T, 2>;

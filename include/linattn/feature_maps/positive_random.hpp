@@ -11,12 +11,11 @@ LINATTN_NAMESPACE_BEGIN
 /// phi_c(x) = m^(-1/2) exp(w_c . x' - |x'|^2 / 2),  x' = D^(-1/4) x,  c = 1 ... m,  C = m, features > 0.
 ///
 /// Kernel: phi(q).phi(k) is an unbiased estimate of exp(q.k / sqrt(D)), the numerator of softmax attention, over the
-/// draws w_c ~ N(0, I). The map applies D^(-1/4) itself: leave query_scale at 1. Denominators are sums of positive
-/// numbers, so the operator normalises; the quotient is no longer unbiased, but consistent as m grows.
+/// draws w_c ~ N(0, I). Denominators are sums of positive numbers, so the operator normalises.
 ///
 /// Variance: with z = D^(-1/4) (q + k) the relative variance of the estimate is (exp(|z|^2) - 1) / m. For inputs of
 /// standard deviation s, E|z|^2 = 2 s^2 sqrt(D): at D = 64, s = 1 that is exp(16), and no practical m helps; at s = 0.5
-/// it is exp(4), and m = 1024 leaves 23 % per weight before averaging. The error falls as 1 / sqrt(m).
+/// it is exp(4), and m = 1024 leaves 23 % per weight before averaging.
 ///
 /// Orthogonal directions have less variance while m is no more than a few D, see random_feature_options; `hyperbolic`
 /// and `gerf` have less at an equal C.
@@ -28,11 +27,9 @@ LINATTN_NAMESPACE_BEGIN
 ///
 /// Numerics: a feature is at most exp(|w_c|^2 / 2) m^(-1/2), reached at x' = w_c: no overflow in float for any input up
 /// to about D = 100, where |w_c|^2 comes near 177. Long inputs underflow in float: features are 0 from |x'|^2 of about
-/// 300 on and their products from 180, and the output with them. NaN is kept. Under -ffast-math NaN may be lost and
-/// draws may differ.
+/// 300 on and their products from 180, and the output with them. NaN is kept.
 ///
-/// Cost a token: 2 C D flops and C exponentials. No allocation after the constructor, which draws C D numbers. Copies
-/// share the matrix; a map is immutable and may be used by any number of threads.
+/// Cost a token: 2 C D flops and C exponentials. What all random maps share: random_features.hpp.
 /// Source: Choromanski et al., Rethinking attention with Performers, 2021.
 template <class T = float>
 class positive_random : public detail::exponential_map<T, 1>, public detail::storable<positive_random<T>> {
@@ -41,13 +38,12 @@ class positive_random : public detail::exponential_map<T, 1>, public detail::sto
  public:
   static constexpr const char* name = "positive_random";  ///< in messages and records
 
-  /// m = features directions for heads of D = head_dim coordinates, the same for a seed on every compiler and machine;
-  /// more features keep the directions of fewer. Throws std::invalid_argument for sizes below 1.
+  /// m = features directions for heads of D = head_dim coordinates. Throws std::invalid_argument for sizes below 1.
   positive_random(Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed,
                   const random_feature_options& options = {})
       : base({name, head_dim, features, seed, options}) {}
 
-  /// The map of the same sizes with another seed: new directions. A state absorbed with one map is read with that map.
+  /// The map of the same sizes with another seed.
   positive_random redraw(std::uint64_t seed) const {
     return {this->head_dim(), this->m_features, seed, this->options()};
   }

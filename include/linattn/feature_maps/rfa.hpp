@@ -27,7 +27,8 @@ LINATTN_NAMESPACE_BEGIN
 /// where lengths carry meaning, nor at temperatures far below 1, where the kernel is small against the error.
 /// Numerics: |phi| <= m^(-1/2); lengths beyond 1e19 or below 1e-19 in float lose their direction. NaN is kept.
 ///
-/// Cost a token: C D flops, C / 2 pairs of sine and cosine, a square root.
+/// Cost a token: C D flops, C / 2 pairs of sine and cosine, a square root. What all random maps share:
+/// random_features.hpp.
 /// Source: Peng et al., Random feature attention, 2021.
 template <class T = float>
 class rfa : public detail::fourier_map<T>, public detail::storable<rfa<T>> {

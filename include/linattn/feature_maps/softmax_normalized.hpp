@@ -12,9 +12,10 @@ LINATTN_NAMESPACE_BEGIN
 
 /// phi_q(x) = softmax over the D coordinates of x,  phi_k(x) = exp(x).  C = D, features > 0.
 ///
-/// Kernel: sum_c exp(q_c + k_c) / sum_c exp(q_c); no relation to softmax attention. Normalised, the query's denominator
-/// cancels and the output is that of `exponential`, but a query cannot overflow: its largest coordinate is subtracted
-/// first. Not normalised (`.normalize = false`), rows are weighted sums of exp(k) v with weights that sum to 1.
+/// Kernel: sum_c exp(q_c + k_c) / sum_c exp(q_c), computed as it stands: an estimate of nothing, and no relation to
+/// softmax attention. Normalised, the query's denominator cancels and the output is that of `exponential`, but a query
+/// cannot overflow: its largest coordinate is subtracted first. Not normalised (`.normalize = false`), rows are
+/// weighted sums of exp(k) v with weights that sum to 1.
 ///
 /// The source's keys are a softmax over all tokens, feature by feature, which is not causal; exp(k) is what remains of
 /// it in a causal form. With the operator's normaliser, one denominator serves all features, which is another weighting

@@ -16,9 +16,8 @@ LINATTN_NAMESPACE_BEGIN
 /// exp(s), the numerator of softmax attention. The map applies D^(-1/4) itself: leave query_scale at 1.
 ///
 /// Sign: features are signed, but the kernel is ((1 + s)^2 + 1) / 2 >= 1/2, so that denominators are at least half the
-/// number of keys. Set `.normalize = true`, which is safe for every input here; an operator does not do so by itself
-/// for a map with signed features. Far keys of opposite direction get more weight than near ones: the parabola rises
-/// again below s = -1.
+/// number of keys: the operator normalises. Far keys of opposite direction get more weight than near ones: the parabola
+/// rises again below s = -1.
 ///
 /// Use it for a softmax that is not too sharp (|s| up to about 2) with small D, where it is the most exact per feature
 /// and needs no seed: C = 153 at D = 16. Not for D = 64 (C = 2145) or peaked attention.
@@ -29,6 +28,7 @@ LINATTN_NAMESPACE_BEGIN
 /// here by symmetry to about half of its 1 + D + D^2 features.
 struct taylor {
   static constexpr bool signed_features = true;
+  static constexpr bool positive_kernel = true;
 
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept {
     return 1 + head_dim + head_dim * (head_dim + 1) / 2;
