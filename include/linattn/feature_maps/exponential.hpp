@@ -7,10 +7,16 @@ LINATTN_NAMESPACE_BEGIN
 
 /// phi_c(x) = exp(x_c), C = D, features > 0.
 ///
-/// Kernel: sum_c exp(q_c + k_c). Written as log phi(x) = x, so that nothing overflows: the engine scales by the largest
-/// key so far, feature by feature. Numerics: exact for logits of any size that x itself can hold. Cost: two exp a
-/// feature and token, and the kernel with decays (5 C M flops a token where elu_plus_one has 4). Use it for sharp
-/// attention to single coordinates; elu_plus_one is smoother and costs less.
+/// Kernel: sum_c exp(q_c + k_c), computed as it stands: an estimate of nothing, and no relation to softmax. A large
+/// coordinate of q picks the keys that have a large one there.
+///
+/// Use it where a model is trained with it. `softmax_normalized` is the same with the queries' half made bounded.
+///
+/// Numerics: written as log phi(x) = x, and the engine scales by the largest key so far, feature by feature: logits of
+/// any size that x can hold. NaN is kept.
+///
+/// Cost a token: 2 D exponentials, and the kernel with decays, which has 5 C M flops where elu_plus_one has 4.
+/// Source: Shen et al., Efficient attention: attention with linear complexities, 2018 (its keys).
 struct exponential {
   static constexpr bool log_features = true;
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
