@@ -22,6 +22,7 @@ using Eigen::Index;
 using linattn::hedgehog;
 using linattn::learned_linear;
 using support::features;
+using support::written;
 using support::normal_matrix;
 using support::row_matrix;
 using support::wide_matrix;
@@ -244,7 +245,7 @@ void check_gradients() {
         const double here = parameter;
         const auto loss = [&](double by) {
           parameter = here + by;
-          return features(make(p), x, 0, head).cwiseProduct(dphi).sum();
+          return written(make(p), x, 0, head).cwiseProduct(dphi).sum();
         };
         const double result = (loss(difference_step) - loss(-difference_step)) / (2 * difference_step);
         parameter = here;

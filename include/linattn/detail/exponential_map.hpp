@@ -29,15 +29,19 @@ class exponential_map : public random_map<T> {
 
   /// dx (R, D) = temperature^(-1/2) (stretch W^T (a_+ - a_-) - (sum_c a_c) x'),  a = dlog phi and its halves. 2 m D
   /// flops a token.
-  void vjp(const const_tile<T>& x, const const_tile<T>& log_phi, const const_tile<T>& dlog_phi,
+  void vjp(const const_tile<T>& x, const const_tile<T>& /*log_phi*/, const const_tile<T>& dlog_phi,
            tile<T>& dx) const noexcept {
     const Eigen::Index m = this->directions().rows();
-    this->pull_back(x, log_phi, dlog_phi, dx, m_slope, -this->m_input_scale * this->m_input_scale,
-                    [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-                      const T* const a = dlog_phi.data() + r * dlog_phi.outerStride() + c;
-                      if constexpr (Halves == 1) return load_up_to(a, n);
-                      return load_up_to(a, n) - load_up_to(a + m, n);
-                    });
+    this->directions().apply_transposed(dx, m_slope,
+                                        [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
+                                          const T* const a = dlog_phi.data() + r * dlog_phi.outerStride() + c;
+                                          if constexpr (Halves == 1) return load_up_to(a, n);
+                                          return load_up_to(a, n) - load_up_to(a + m, n);
+                                        });
+    const T share = -this->m_input_scale * this->m_input_scale;
+    for (Eigen::Index r = 0; r < x.rows(); ++r) {
+      dx.row(r) += (share * total(dlog_phi.data() + r * dlog_phi.outerStride(), dlog_phi.cols())) * x.row(r);
+    }
   }
 
  protected:

@@ -73,6 +73,15 @@ LINATTN_INLINE T dot(const T* a, const T* b, Eigen::Index n) {
   return sum(products);
 }
 
+/// The sum of n elements.
+template <class T>
+LINATTN_INLINE T total(const T* x, Eigen::Index n) {
+  packet<T> lanes = packet<T>::zero();
+  for_each_register<T>(
+      n, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA { lanes = lanes + load_up_to(x + c, left); });
+  return sum(lanes);
+}
+
 /// |x|^2 of n elements.
 template <class T>
 LINATTN_INLINE T squared_norm(const T* x, Eigen::Index n) {
