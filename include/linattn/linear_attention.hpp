@@ -15,6 +15,7 @@
 
 #include <linattn/detail/checks.hpp>
 #include <linattn/detail/gradient.hpp>
+#include <linattn/detail/gradient_correction.hpp>
 #include <linattn/feature_map.hpp>
 #include <linattn/matrix_view.hpp>
 #include <linattn/options.hpp>
@@ -36,6 +37,20 @@ struct gradients {
   row_matrix<Scalar> dq;  ///< (Nq, H D)
   row_matrix<Scalar> dk;  ///< (Nk, H D)
   row_matrix<Scalar> dv;  ///< (Nk, H M)
+};
+
+/// The same with those of the rule's inputs, each of the shape of its input: d.inputs.log_decay, d.inputs.beta.
+template <class Scalar, class UpdateRule>
+struct rule_gradients : gradients<Scalar> {
+  typename UpdateRule::template inputs<row_matrix<Scalar>> inputs;
+
+  /// Where the verbs write them.
+  auto views() {
+    typename UpdateRule::template inputs<matrix_view<Scalar>> v;
+    if constexpr (requires { v.log_decay; }) v.log_decay = inputs.log_decay;
+    if constexpr (requires { v.beta; }) v.beta = inputs.beta;
+    return v;
+  }
 };
 
 /// Linear attention (Katharopoulos et al., 2020): attention whose similarity is an inner product of features, so that
@@ -109,6 +124,9 @@ class linear_attention {
   /// What the rule takes beside q, k and v, for rows of tokens and for one token: {.log_decay = g, .beta = b}.
   using inputs = typename UpdateRule::template inputs<input>;
   using token_inputs = typename UpdateRule::template inputs<token>;
+  /// Where gradients with respect to them go.
+  using input_gradients = typename UpdateRule::template inputs<output>;
+  using gradients_with_inputs = rule_gradients<Scalar, UpdateRule>;
   /// What the map keeps the gradient of its parameters in; no_parameters where it has none.
   using parameter_gradient = typename detail::gradient_of<FeatureMap>::type;
 
@@ -208,6 +226,31 @@ class linear_attention {
   gradients<Scalar> vjp_causal(const state_type& s0, input q, input k, input v, input dout, state_type& ds) const;
   gradients<Scalar> vjp_causal(input q, input k, input v, input dout) const;
 
+  /// The same of a rule with inputs x: dx are views for the gradients with respect to them, of their shapes; those left
+  /// out are not computed:
+  ///
+  ///     attn.vjp_causal(s0, q, k, v, {.log_decay = g, .beta = b}, dout, ds, dq, dk, dv,
+  ///                     {.log_decay = dg, .beta = db}, ws);
+  ///
+  /// Built for gated, delta and gated_delta, and without inputs for decay, whose constants get no gradient. The rules
+  /// that correct build S twice from s0 and go back once: nothing is stored for every token or segment, and the
+  /// recurrence is never inverted. Flops a head: gated 15 N C M, of which 12 are the equations'; delta and gated_delta
+  /// 26 N C M, of which 16 and 18 are.
+  ///
+  /// Numerics: the gradient of a log-decay is a sum over the tokens that follow, of terms that cancel where decays are
+  /// strong. It is summed in twice the precision of Scalar, so its error is that of its terms, a few roundings of
+  /// |phi(q_j)| |dphi(q_j)| + |phi(k_j)| |dphi(k_j)|, j >= i, however small it is itself. Where exp(log_decay) is 0 it
+  /// is exactly 0. The total log-decay that ds carries is left as it is. Entries of the gradient with respect to a
+  /// state that fall below 2^-100 are cleared where the rule decays, as those of the state are.
+  void vjp_causal(const state_type& s0, input q, input k, input v, const inputs& x, input dout, state_type& ds,
+                  output dq, output dk, output dv, const input_gradients& dx, workspace_type& ws,
+                  parameter_gradient* dmap = nullptr) const;
+  void vjp_causal(input q, input k, input v, const inputs& x, input dout, output dq, output dk, output dv,
+                  const input_gradients& dx, workspace_type& ws, parameter_gradient* dmap = nullptr) const;
+  gradients_with_inputs vjp_causal(const state_type& s0, input q, input k, input v, const inputs& x, input dout,
+                                   state_type& ds) const;
+  gradients_with_inputs vjp_causal(input q, input k, input v, const inputs& x, input dout) const;
+
  private:
   using T = accumulator_type;
   using layout_type =
@@ -233,7 +276,12 @@ class linear_attention {
   void require_state(const char* function, const state_type& s) const;
   void require_workspace(const char* function, workspace_type& ws) const;
   void require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws, bool causal) const;
+  gradient_arguments gradient_arguments_of(input q, input k, input v, const inputs& x, input dout, output dq, output dk,
+                                           output dv, const input_gradients& dx, parameter_gradient* dmap) const;
   gradients<Scalar> make_gradients(input q, input k, input v) const;
+  gradients_with_inputs make_gradients(input q, input k, input v, const inputs& x) const;
+  void run_vjp_causal(const gradient_arguments& a, const T* initial, T* dstate, Eigen::Index position,
+                      workspace_type& ws) const;
   bool fits(const state_type& s) const noexcept;
   T* own_state(workspace_type& ws) const noexcept;
   void run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out, workspace_type& ws) const;

@@ -69,8 +69,13 @@ struct workspace_layout {
   constexpr Eigen::Index value_outputs() const noexcept { return feature_outputs() + lines(state.feature_stride()); }
   constexpr Eigen::Index gradient_tile() const noexcept { return value_outputs() + lines(state.row_stride()); }
   constexpr Eigen::Index sums() const noexcept { return gradient_tile() + lines(tile_stride()); }
-  constexpr Eigen::Index own_transposed() const noexcept { return sums() + state.heads * sum_stride(); }
-  constexpr Eigen::Index end_of_gradients() const noexcept { return own_transposed() + transposed().size(); }
+  constexpr Eigen::Index own_transposed() const noexcept {
+    return sums() + (decays ? 2 : 1) * state.heads * sum_stride();
+  }
+  constexpr Eigen::Index gradient_correction() const noexcept { return own_transposed() + transposed().size(); }
+  constexpr Eigen::Index end_of_gradients() const noexcept {
+    return gradient_correction() + (corrects ? gradient_correction_size() : 0);
+  }
 
   constexpr Eigen::Index size() const noexcept { return Gradients ? end_of_gradients() : end_of_forward(); }
 
@@ -78,6 +83,13 @@ struct workspace_layout {
   /// Of S^T: features and values in each other's place.
   constexpr state_layout<T, ValueDim, Features, Heads> transposed() const noexcept {
     return {state.value_dim, state.features, state.heads};
+  }
+
+  /// What the gradient of a rule that corrects needs besides (gradient_correction.hpp): its states (C, M), two rows a
+  /// token of features and twice two of values, and what belongs to a block.
+  constexpr Eigen::Index gradient_correction_size() const noexcept {
+    return state.size() + 2 * lines(state.feature_stride()) + 4 * lines(state.row_stride()) +
+           4 * lines(correction_block) + (4 * correction_block + 1) * round_up(state.feature_stride(), line<T>);
   }
 
   static constexpr bool is_fixed = state_layout<T, Features, ValueDim, Heads>::is_fixed && HeadDim != Eigen::Dynamic;

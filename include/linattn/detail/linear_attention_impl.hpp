@@ -1,4 +1,5 @@
-// Bodies of linear_attention.hpp: checks, then one call of the engine.
+// Bodies of linear_attention.hpp: checks, then one call of the engine. Those of the gradients are in a file of their
+// own.
 #pragma once
 
 #include <linattn/linear_attention.hpp>
@@ -450,90 +451,8 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
   }
 }
 
-// ---- gradients ------------------------------------------------------------------------------------------------------
-
-LINATTN_MEMBER
-void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws,
-                                        bool causal) const {
-  static_assert(!rule.is_ordered(), "linattn: the gradient of this update rule is not built yet; additive has one");
-  static_assert(detail::is_differentiable<FeatureMap, T>,
-                "linattn: the feature map has no `vjp` (an elementwise one: no `vjp_packet`), so no gradient can pass "
-                "through it; see linattn/feature_map.hpp for what to add");
-  require_inputs(function, a.q, a.k, a.v, causal);
-  require(function, "dout", a.dout.rows(), a.dout.cols(), a.q.rows(), value_dim(), "value_dim");
-  require(function, "dq", a.dq.rows(), a.dq.cols(), a.q.rows(), head_dim(), "head_dim");
-  require(function, "dk", a.dk.rows(), a.dk.cols(), a.k.rows(), head_dim(), "head_dim");
-  require(function, "dv", a.dv.rows(), a.dv.cols(), a.k.rows(), value_dim(), "value_dim");
-  require_workspace(function, ws);
-  for ([[maybe_unused]] const output& x : {a.dq, a.dk, a.dv}) {
-    LINATTN_ASSERT(!detail::overlap(x, a.q) && !detail::overlap(x, a.k) && !detail::overlap(x, a.v) &&
-                   !detail::overlap(x, a.dout) && "linattn: a gradient overlaps an input");
-  }
-  LINATTN_ASSERT(!detail::overlap(a.dq, a.dk) && !detail::overlap(a.dq, a.dv) && !detail::overlap(a.dk, a.dv) &&
-                 "linattn: two gradients overlap");
-}
-
-LINATTN_MEMBER
-gradients<Scalar> LINATTN_OPERATOR::make_gradients(input q, input k, input v) const {
-  return {row_matrix<Scalar>(q.rows(), q.cols()), row_matrix<Scalar>(k.rows(), k.cols()),
-          row_matrix<Scalar>(v.rows(), v.cols())};
-}
-
-LINATTN_MEMBER
-void LINATTN_OPERATOR::vjp(input q, input k, input v, input dout, output dq, output dk, output dv, workspace_type& ws,
-                           parameter_gradient* dmap) const {
-  const gradient_arguments a{q, k, v, dout, dq, dk, dv, dmap};
-  require_gradient("vjp", a, ws, false);
-  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
-      .noncausal(own_state(ws), 0, k.rows() - q.rows());
-}
-
-LINATTN_MEMBER
-void LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, input dout, state_type& ds,
-                                  output dq, output dk, output dv, workspace_type& ws, parameter_gradient* dmap) const {
-  const gradient_arguments a{q, k, v, dout, dq, dk, dv, dmap};
-  require_gradient("vjp_causal", a, ws, true);
-  require_state("vjp_causal", s0);
-  require_state("vjp_causal", ds);
-  LINATTN_ASSERT(&s0 != &ds && "linattn: the gradient of the state is another state");
-  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
-      .causal(access::data(s0), access::data(ds), s0.first_position() + s0.tokens());
-}
-
-LINATTN_MEMBER
-void LINATTN_OPERATOR::vjp_causal(input q, input k, input v, input dout, output dq, output dk, output dv,
-                                  workspace_type& ws, parameter_gradient* dmap) const {
-  const gradient_arguments a{q, k, v, dout, dq, dk, dv, dmap};
-  require_gradient("vjp_causal", a, ws, true);
-  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
-      .causal(nullptr, own_state(ws), 0);
-}
-
-LINATTN_MEMBER
-gradients<Scalar> LINATTN_OPERATOR::vjp(input q, input k, input v, input dout) const {
-  gradients<Scalar> d = make_gradients(q, k, v);
-  workspace_type ws = make_workspace();
-  vjp(q, k, v, dout, d.dq, d.dk, d.dv, ws);
-  return d;
-}
-
-LINATTN_MEMBER
-gradients<Scalar> LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, input dout,
-                                               state_type& ds) const {
-  gradients<Scalar> d = make_gradients(q, k, v);
-  workspace_type ws = make_workspace();
-  vjp_causal(s0, q, k, v, dout, ds, d.dq, d.dk, d.dv, ws);
-  return d;
-}
-
-LINATTN_MEMBER
-gradients<Scalar> LINATTN_OPERATOR::vjp_causal(input q, input k, input v, input dout) const {
-  gradients<Scalar> d = make_gradients(q, k, v);
-  workspace_type ws = make_workspace();
-  vjp_causal(q, k, v, dout, d.dq, d.dk, d.dv, ws);
-  return d;
-}
-
 LINATTN_NAMESPACE_END
+
+#include <linattn/detail/linear_attention_gradients_impl.hpp>
 #undef LINATTN_MEMBER
 #undef LINATTN_OPERATOR
