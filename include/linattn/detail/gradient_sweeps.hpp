@@ -20,7 +20,8 @@ namespace detail {
 
 /// Rules whose gradient is built.
 constexpr bool has_gradient(const rule_traits& rule) {
-  return rule.corrects != correction::rank_one && rule.reads_after_write && !rule.log_scaled;
+  return rule.corrects != correction::rank_one && rule.reads_after_write &&
+         !(rule.log_scaled && rule.decay != decay_kind::none);
 }
 
 /// The arguments of a vjp. Shapes as in `forward`; dq, dk, dv are as q, k, v. `gradient` may be null, and the gradients
@@ -114,7 +115,7 @@ class gradient_sweeps {
 
   /// A kernel's form with the rule's decays, those of features along `axis`.
   static constexpr kernel_form with_decay(kernel_form form, decay_axis axis) {
-    form.decay = per_feature ? axis : decays ? decay_axis::token : decay_axis::none;
+    form.decay = per_feature || rule.log_scaled ? axis : decays ? decay_axis::token : decay_axis::none;
     return form;
   }
 
