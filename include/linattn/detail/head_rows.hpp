@@ -1,4 +1,4 @@
-// The loops behind the functions of gates.hpp that work head by head.
+// The loops behind gates.hpp and gated_rms_norm.hpp that work head by head.
 #pragma once
 
 #include <linattn/detail/activations.hpp>
@@ -99,6 +99,51 @@ void rwkv7_key_rows(const matrix_view<const T>& k, const matrix_view<const T>& x
         store_up_to(key.row(i) + at, fma(change, written, written), left);
         store_up_to(a.row(i) + at, P::zero() - kappa, left);
         store_up_to(b.row(i) + at, kappa * iota, left);
+      });
+    }
+  }
+}
+
+/// gated_rms_norm.hpp.
+template <class T>
+void gated_norm_rows(const matrix_view<const T>& x, const matrix_view<const T>& gate,
+                     const vector_view<const T>& weight, const matrix_view<T>& y, Eigen::Index heads, double epsilon,
+                     bool swish, bool gate_first) {
+  using P = packet<T>;
+  constexpr const char* function = "gated_rms_norm";
+  const Eigen::Index width = require_heads(function, "x", x.cols(), heads);
+  require_shape(function, "gate", gate, "x", x.rows(), x.cols());
+  require_shape(function, "out", y, "x", x.rows(), x.cols());
+  if (weight.size() != 0 && weight.size() != x.cols()) {
+    require_size(function, "weight", weight, "a head of x", width);
+  }
+  if (!(epsilon >= 0)) refuse(function, "epsilon is ", epsilon, ", below 0");
+  assert_apart_or_same(x, y);
+  assert_apart_or_same(gate, y);
+
+  const T share = width > 0 ? T(1) / static_cast<T>(width) : T(0);
+  for (Eigen::Index i = 0; i < x.rows(); ++i) {
+    for (Eigen::Index first = 0; first < x.cols(); first += width) {
+      const T* const in = x.row(i) + first;
+      const T* const weights = weight.data() + (weight.size() == x.cols() ? first : 0);
+      T* const result = y.row(i) + first;
+      const auto gate_at = [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        const P g = load_up_to(gate.row(i) + first + c, left);
+        return swish ? silu(g) : sigmoid(g);
+      };
+      const T* normed = in;
+      if (gate_first) {
+        for_each_register<T>(width, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+          store_up_to(result + c, load_up_to(in + c, left) * gate_at(c, left), left);
+        });
+        normed = result;
+      }
+      const P factor(inverse_root(squared_norm(normed, width) * share, epsilon));
+      for_each_register<T>(width, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        P value = load_up_to(normed + c, left) * factor;
+        if (weight.size() != 0) value = value * load_up_to(weights + c, left);
+        if (!gate_first) value = value * gate_at(c, left);
+        store_up_to(result + c, value, left);
       });
     }
   }
