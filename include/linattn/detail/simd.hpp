@@ -73,6 +73,9 @@ struct packet {
   friend LINATTN_INLINE packet operator*(const packet& a, const packet& b) {
     return Eigen::internal::pmul(a.lanes, b.lanes);
   }
+  friend LINATTN_INLINE packet operator/(const packet& a, const packet& b) {
+    return Eigen::internal::pdiv(a.lanes, b.lanes);
+  }
   /// a b + c, fused where the processor fuses.
   friend LINATTN_INLINE packet fma(const packet& a, const packet& b, const packet& c) {
 #if defined(__FMA__) || defined(FP_FAST_FMA)
