@@ -122,11 +122,13 @@ struct engine {
                      : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0);
         }
         const auto S = state + h * layout.state.head_stride();
+        const bool clears = B > 1 || (position + first) % steps_to_clear == 0;
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {
-          attend_corrected<B, Form>(gates, first, rows, h, scratch, S, next);
+          attend_corrected<B, Form>(gates, first, rows, h, scratch, S, clears, next);
         } else {
           head_rows<T> x{queries, keys, values, outputs};
+          x.clears = clears;
           if constexpr (Form.writes && rule.decay != decay_kind::none && !rule.log_scaled) {
             T* const decay = scratch + layout.decay();
             pack_decays<rule>(layout, gates, first, rows, h, B, decay, S + layout.state.log_decay_offset());
@@ -229,7 +231,7 @@ struct engine {
   /// The packed rows of one head, features and values, through correction.hpp.
   template <Eigen::Index B, kernel_form Form>
   LINATTN_INLINE void attend_corrected(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
-                                       Eigen::Index head, T* scratch, T* S, const rows_ahead& next) const {
+                                       Eigen::Index head, T* scratch, T* S, bool clears, const rows_ahead& next) const {
     const Eigen::Index stride = layout.state.feature_stride();
     const Eigen::Index row_stride = layout.state.row_stride();
     const Eigen::Index blocks = round_up(rows, B) / B;
@@ -261,7 +263,7 @@ struct engine {
     const correction_rows<T> y{scratch + layout.reading(), scratch + layout.writing(), scratch + layout.carry(),
                                scratch + layout.coefficients()};
     detail::attend_corrected<B, rule, Form.reads>(layout.state, blocks, x, y, values, scratch + layout.found(),
-                                                  scratch + layout.outputs(), S, next);
+                                                  scratch + layout.outputs(), S, clears, next);
   }
 
   /// The rows of one head that packing will touch.
