@@ -89,9 +89,9 @@ TEST(MapParameters, HaveTheDocumentedBytes) {
   std::string expected("linattn\x1A\1\0\0\0\4\0\0\0hedgehog", 24);
   expected.resize(48, '\0');
   for (const char size : std::string("\1\1\2\0\0\0\0\0", 8)) expected += size + std::string(7, '\0');  // H, D, m
-  expected += std::string("\x18\0\0\0\0\0\0\0\0\0\0\0", 12);                         // a payload of 24 bytes
-  expected += "\x45\xbf\x10\x5d";                                                    // zlib.crc32 of what is before
-  expected += std::string("\0\0\0\0\0\0\xe0\x3f", 8);                                // temperature 0.5
+  expected += std::string("\x18\0\0\0\0\0\0\0\0\0\0\0", 12);  // a payload of 24 bytes
+  expected += "\x45\xbf\x10\x5d";                             // zlib.crc32 of what is before
+  expected += std::string("\0\0\0\0\0\0\xe0\x3f", 8);         // temperature 0.5
   expected += std::string("\0\0\xc0\x3f\0\0\0\xc0\0\0\x80\x3e\0\0\x40\x40", 16);
   expected += "\x48\x43\x11\xc9";  // zlib.crc32 of the 24 bytes
   EXPECT_EQ(saved(linattn::hedgehog<float>(W, b, 1, 0.5)), expected);

@@ -271,13 +271,15 @@ class record_reader {
 };
 
 /// save and load of a map's parameters: the base of maps that have some. A map has `name` and `scalar`, makes this
-/// class its friend, and gives it `record()`, which is all of a record_writer, and a constructor from a record_reader.
+/// class its friend, and gives it `record(name)`, which returns a full record_writer, and a constructor from a
+/// record_reader, which takes everything out of it.
 template <class Map>
 class storable {
  public:
-  /// Writes the map to a binary stream: everything that its features depend on, so that the map that `load` makes of it
-  /// has the same bits, on every machine and with later versions. Bytes: 132 and those of the parameters, in the layout
-  /// of linattn/detail/serialization.hpp. Throws std::invalid_argument where the stream does not take them.
+  /// Writes the map to a binary stream: all that its features depend on. What `load` makes of it equals it to the last
+  /// bit on every machine and with later versions, and so do its features where the instructions are the same. Bytes:
+  /// 132 and those of the parameters, in the layout of linattn/detail/serialization.hpp. Throws std::invalid_argument
+  /// where the stream does not take them.
   void save(std::ostream& stream) const {
     const auto& map = static_cast<const Map&>(*this);
     map.record(Map::name).write(stream);
