@@ -3,7 +3,6 @@
 
 #include <linattn/detail/registers.hpp>
 #include <linattn/feature_map.hpp>
-#include <linattn/feature_maps/exponential.hpp>
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -21,8 +20,10 @@ LINATTN_NAMESPACE_BEGIN
 /// it in a causal form. With the operator's normaliser, one denominator serves all features, which is another weighting
 /// than the source's one per feature.
 ///
-/// Use it in place of `exponential` where queries are large. Keys overflow as there: k of about 88 in float is inf, and
-/// sums from somewhat less on. NaN is kept, and fills its query's row.
+/// Use it where weights are to sum to 1 without a normaliser. Not where keys are large: k of about 88 in float is inf,
+/// and sums from somewhat less on; there take `exponential`, which is the same when normalised, and scales keys.
+///
+/// Numerics: 2 ulp for keys, some more for queries. NaN is kept, and fills its query's row.
 ///
 /// Cost a token: D exponentials, and 3 D flops more for queries.
 /// Source: Shen et al., Efficient attention: attention with linear complexities, 2018.
@@ -47,7 +48,13 @@ struct softmax_normalized {
 
   template <class T>
   void forward_keys(const const_tile<T>& x, tile<T>& phi) const noexcept {
-    exponential().forward(x, phi);
+    using P = detail::packet<T>;
+    detail::for_each_row(x, phi, [&](Eigen::Index /*r*/, const T* in, T* out) LINATTN_INLINE_LAMBDA {
+      detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        const P e = exp(detail::load_up_to(in + c, left));
+        detail::store_up_to(out + c, e, left);
+      });
+    });
   }
 
   /// dx = phi (dphi - phi.dphi).
@@ -65,9 +72,13 @@ struct softmax_normalized {
 
   /// dx = phi dphi.
   template <class T>
-  void vjp_keys(const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi,
+  void vjp_keys(const const_tile<T>& /*x*/, const const_tile<T>& phi, const const_tile<T>& dphi,
                 tile<T>& dx) const noexcept {
-    elementwise_vjp(exponential(), x, phi, dphi, dx);
+    detail::for_each_row(phi, dphi, dx, [&](Eigen::Index /*r*/, const T* p, const T* g, T* out) LINATTN_INLINE_LAMBDA {
+      detail::for_each_register<T>(phi.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        detail::store_up_to(out + c, detail::load_up_to(p + c, left) * detail::load_up_to(g + c, left), left);
+      });
+    });
   }
 
  private:
