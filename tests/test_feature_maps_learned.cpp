@@ -22,11 +22,11 @@ using Eigen::Index;
 using linattn::hedgehog;
 using linattn::learned_linear;
 using support::features;
-using support::written;
 using support::normal_matrix;
 using support::row_matrix;
 using support::wide_matrix;
 using support::wide_vector;
+using support::written;
 
 /// Less than a register, whole registers, and one element more, for every packet width.
 constexpr Index awkward_sizes[] = {1, 3, 7, 8, 9, 16, 17, 33, 65};
@@ -367,6 +367,16 @@ TEST(Learned, RefuseSizesThatDoNotFit) {
   expect_refusal([&] { hedgehog<float>(p.W, p.b.head(5)); },
                  "linattn::hedgehog: the bias has 5 elements, expected 6, one for each row of the weights");
   expect_refusal([] { hedgehog<float>(0); }, "linattn::hedgehog: head_dim is 0; at least 1 is needed");
+}
+
+TEST(Learned, RefuseAnOperatorOfOtherHeads) {
+  const parameters<float> p(3, 6, 4, 30);
+  using attention = linattn::linear_attention<hedgehog<float>>;
+  expect_refusal(
+      [&] { attention({.head_dim = 4, .heads = 2}, hedgehog<float>(p.W, p.b, 3)); },
+      "linattn::linear_attention: the feature map has parameters for 3 heads, the operator has heads 2; give "
+      "one set for each head, or one for all");
+  EXPECT_EQ(attention({.head_dim = 4, .heads = 2}, hedgehog<float>(4)).features(), 8) << "one set serves any heads";
 }
 
 TEST(Learned, RefuseATemperatureThatIsNone) {

@@ -61,8 +61,11 @@ using accumulator_t =
 //   gradient make_gradient() const   zeros of it. Then vjp takes a `gradient*` last, and adds to it what the rows give;
 //                                null where nobody asks for it. A gradient serves one thread.
 //   head_dim()                   the D a map with parameters was made for; the operator checks it.
+//   heads()                      the H of a map with a set of parameters for each head, 1 otherwise; checked, too.
 //   static constexpr bool signed_features = true
 //                                features may be negative, so denominators may vanish: not normalised by default.
+//   static constexpr bool positive_kernel = true
+//                                beside signed_features: phi(q).phi(k) > 0 all the same, so normalised by default.
 //   static constexpr bool log_features = true
 //                                forward (or packet) writes log phi, and vjp differentiates log phi. For features that
 //                                could overflow: the engine keeps the state by the largest feature of each row so far
@@ -142,6 +145,12 @@ inline constexpr bool has_signed_features = [] {
     return false;
   }
 }();
+
+/// Whether denominators are positive whatever the input, but for rounding.
+template <class Map>
+inline constexpr bool has_positive_denominators = !has_signed_features<Map> || requires {
+  requires Map::positive_kernel;
+};
 
 /// Whether the map writes log phi.
 template <class Map>

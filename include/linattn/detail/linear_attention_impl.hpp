@@ -43,7 +43,7 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map, UpdateRule 
     : m_map(std::move(map)),
       m_rule(std::move(given_rule)),
       m_policy(o.denominator),
-      m_normalizes(o.normalize.value_or(rule.normalizes && !detail::has_signed_features<FeatureMap>)) {
+      m_normalizes(o.normalize.value_or(rule.normalizes && detail::has_positive_denominators<FeatureMap>)) {
   const char* const name = "linear_attention";
   const Eigen::Index head_dim = detail::agree("head_dim", o.head_dim, HeadDim, 0);
   const Eigen::Index value_dim = detail::agree("value_dim", o.value_dim, ValueDim, head_dim);
@@ -58,6 +58,12 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map, UpdateRule 
     if (m_map.head_dim() != head_dim) {
       detail::refuse(name, "the feature map was made for head_dim ", Eigen::Index(m_map.head_dim()),
                      ", the operator has head_dim ", head_dim);
+    }
+  }
+  if constexpr (requires { m_map.heads(); }) {
+    if (m_map.heads() != 1 && m_map.heads() != heads) {
+      detail::refuse(name, "the feature map has parameters for ", Eigen::Index(m_map.heads()),
+                     " heads, the operator has heads ", heads, "; give one set for each head, or one for all");
     }
   }
   const Eigen::Index features = Features != Eigen::Dynamic ? Features : Eigen::Index(m_map.dimension(head_dim));
