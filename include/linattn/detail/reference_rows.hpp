@@ -169,7 +169,8 @@ void map_row(const Map& map, const T* x, Eigen::Index head_dim, T* phi, Eigen::I
     map.forward(source, target);
   }
   std::copy(out.data(), out.data() + features, phi);
-  if constexpr (has_log_features<Map>) std::transform(phi, phi + features, phi, [](T log_phi) { return std::exp(log_phi); });
+  if constexpr (has_log_features<Map>)
+    std::transform(phi, phi + features, phi, [](T log_phi) { return std::exp(log_phi); });
 }
 
 /// phi of every row of one head. A key's position is the number of kept keys before it. A query's is its own key's
