@@ -8,9 +8,10 @@
 //                                                                                        + a_(t+1) (R - k dv^T)_(t+1)
 //   forwards     dq_t = S_t dout_t,  dk_t -= S' dv_t                               S^T (M, C), written with k_t, u_t
 //
-// Three sweeps: S is built from the start twice, never by going back from S_t to S_(t-1), and nothing is stored for
-// every token but what waits in the caller's rows: w_t where dv_t will stand, and dv_t itself. R is kept as it is for
-// what it says about k, and transposed for what it says about u. The terms of dlog_decay are (gradient_sweeps.hpp)
+// Three sweeps: S is built from the start, never by going back from S_t to S_(t-1), and nothing is stored for every
+// token but what waits in the caller's rows: w_t where dv_t will stand, then u_t where dq_t will. Where M > D it does
+// not fit there, and the third sweep finds it again as the first one did. R is kept as it is for what it says about k,
+// and transposed for what it says about u. The terms of dlog_decay are (gradient_sweeps.hpp)
 //
 //   x_t = q_t dq_t - k_t (R_t u_t) - k_t (S' dv_t)
 //
@@ -343,7 +344,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
     this->template for_each_tile<true>(
         tokens(), [&](const token_tile& t, const token_tile& next) { backwards(t, next, position, dstate); });
     this->decay_initial(dstate);
-    begin(initial);
+    if (!keeps_written()) begin(initial);
     this->begin_transposed(initial);
     this->template for_each_tile<false>(
         tokens(), [&](const token_tile& t, const token_tile& next) { forwards(t, next, position); });
@@ -362,6 +363,9 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
       std::fill(m_corrected, m_corrected + size, T(0));
     }
   }
+
+  /// Whether u_t waits in the rows of dq.
+  bool keeps_written() const { return value_dim() <= head_dim(); }
 
   // ---- sweeps -------------------------------------------------------------------------------------------------------
 
@@ -404,6 +408,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
       if (m_a.dbeta.data() != nullptr) m_a.dbeta(token_of<true>(t, r), t.head) = sum(product);
     }
     unpack(m_dvalues, dv, t.rows);
+    if (keeps_written()) unpack(m_values, rows_of<true>(m_a.dq, t, head_dim()), t.rows);
     attend_transposed<B, rule>(
         m_layout.transposed(), blocks,
         transposed_rows<1, 2, T>{m_values, m_written, {m_keys, m_queries}, decay, {m_dphi}}, m_transposed_rows,
@@ -424,7 +429,13 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
     const auto pack_keys = [&] { m_packing.template pack<role::key, false>(k, t.rows, B, where, m_keys); };
     pack_keys();
     m_packing.template pack<role::query, false>(q, t.rows, B, where, m_queries);  // last, for the first unpack
-    const T* const decay = correct(t, next);
+    const T* decay = nullptr;
+    if (keeps_written()) {
+      this->pack_rows(const_rows(rows_of<false>(m_a.dq, t, head_dim())), t.rows, B, m_written);
+      decay = this->template pack_decays<false>(t, B);
+    } else {
+      decay = correct(t, next);
+    }
     pack_pairs<0>(rows_of<false>(m_a.dout, t, value_dim()), t.rows, T(1), m_pairs);
     pack_pairs<1>(const_rows(rows_of<false>(m_a.dv, t, value_dim())), t.rows, T(-1), m_pairs);
     T* const dkeys = m_rows.reading;  // (T, C); no longer in use
