@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -479,6 +480,18 @@ TEST(RuleGradientsOfFixedSizes, EqualTheReverseRecurrence) {
   expect_fixed_sizes<gated_feature, float>();
   expect_fixed_sizes<kimi_delta, float>();
   expect_fixed_sizes<linattn::delta, double>();
+}
+
+TEST(RuleGradientOfLogDecay, ANaNAmongTheDecaysShows) {
+#if defined(__FAST_MATH__)
+  GTEST_SKIP() << "promised for compilers that honour NaN";
+#endif
+  dynamic_problem<gated_feature, float> p({40, 5, 3, 2});
+  constexpr Index token = 21, feature = 3;
+  p.x.log_decay(token, feature) = std::numeric_limits<float>::quiet_NaN();
+  const auto d = p.attn.vjp_causal(p.x.q, p.x.k, p.x.v, p.inputs(), p.dout);
+  EXPECT_TRUE(support::all_nan(d.inputs.log_decay.col(feature).head(token + 1))) << "it and the tokens before it";
+  EXPECT_TRUE(support::all_finite(d.inputs.log_decay.col(feature + 1))) << "another feature";
 }
 
 // Sums beyond 2^24 do not lose the ones that are added to them.
