@@ -19,8 +19,7 @@ namespace detail {
 
 /// Rules whose gradient is built.
 constexpr bool has_gradient(const rule_traits& rule) {
-  return rule.corrects != correction::rank_one && rule.reads_after_write &&
-         !(rule.log_scaled && rule.decay != decay_kind::none);
+  return rule.corrects != correction::rank_one && rule.reads_after_write;
 }
 
 /// The arguments of a vjp. Shapes as in `forward`; dq, dk, dv are as q, k, v. `gradient` may be null, and the gradients
