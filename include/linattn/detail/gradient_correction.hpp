@@ -8,275 +8,21 @@
 //                                                                                        + a_(t+1) (R - k dv^T)_(t+1)
 //   forwards     dq_t = S_t dout_t,  dk_t -= S' dv_t                               S^T (M, C), written with k_t, u_t
 //
-// Three sweeps: S is built from the start twice, never by going back from S_t to S_(t-1), and nothing is stored for
-// every token but what waits in the caller's rows: w_t where dv_t will stand, and dv_t itself. R is kept as it is for
-// what it says about k, and transposed for what it says about u. The terms of dlog_decay are (gradient_sweeps.hpp)
+// Three sweeps: S is built from the start, never by going back from S_t to S_(t-1), and nothing is stored for every
+// token but what waits in the caller's rows: w_t where dv_t will stand, then u_t where dq_t will. Where M > D it does
+// not fit there, and the third sweep finds it again as the first one did. R is kept as it is for what it says about k,
+// and transposed for what it says about u. The terms of dlog_decay are (gradient_sweeps.hpp)
 //
 //   x_t = q_t dq_t - k_t (R_t u_t) - k_t (S' dv_t)
 //
-// A block of B tokens reads a state once and writes it once; between its tokens stand triangles of coefficients, as in
-// the forward pass. Where features are the columns of the state, decays multiply what was read instead of what reads.
+// gradient_correction_blocks.hpp has the blocks of each sweep.
 #pragma once
 
-#include <linattn/detail/correction.hpp>
+#include <linattn/detail/gradient_correction_blocks.hpp>
 #include <linattn/detail/gradient_sweeps.hpp>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
-
-/// f(packets, column, block) for the panels of a tile and the blocks of each, the caller's next rows fetched meanwhile.
-template <Eigen::Index B, class T, class F>
-LINATTN_INLINE void for_each_panel_block(Eigen::Index row_stride, Eigen::Index blocks, const rows_ahead& next,
-                                         const F& f) {
-  for_each_panel<2, T>(
-      row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel, Eigen::Index panels) LINATTN_INLINE_LAMBDA {
-        constexpr Eigen::Index lines = (packets * packet<T>::size + line<T> - 1) / line<T>;
-        const rows_ahead::share<B, lines> ahead(next, panel, panels);
-        for (Eigen::Index n = 0; n < blocks; ++n) {
-          if constexpr (B > 1) ahead.fetch(n * B);
-          f(packets, m, n);
-        }
-      });
-}
-
-/// A form that writes a block at once, decaying S by the block's decay.
-constexpr kernel_form writes_block(const rule_traits& rule, decay_axis axis) {
-  return {.writes = true, .decay = rule.decay != decay_kind::none ? axis : decay_axis::none, .once = true};
-}
-
-/// The first sweep's blocks of one head: S (C, M) as the rule writes it, values (T, M) from v to w, and u (T, M).
-template <Eigen::Index B, rule_traits Rule, class T, class Layout>
-LINATTN_INLINE void attend_residuals(const Layout& layout, Eigen::Index blocks, const correction_inputs<T>& x,
-                                     const correction_rows<T>& y, T* values, T* u, T* read, T* S,
-                                     const rows_ahead& next) {
-  using P = packet<T>;
-  constexpr bool decays = Rule.decay != decay_kind::none;
-  constexpr kernel_form write = writes_block(Rule, decay_axis::row);
-  const Eigen::Index features = layout.features, stride = layout.feature_stride(), row_stride = layout.row_stride();
-  const auto block_of = [&](Eigen::Index n) LINATTN_INLINE_LAMBDA {
-    return correction_rows<T>{y.reading + n * B * stride, y.writing + n * B * stride, y.carry + n * stride,
-                              y.coefficients + n * B * B};
-  };
-  for (Eigen::Index n = 0; n < blocks; ++n) {
-    correction_inputs<T> block{nullptr, x.k + n * B * stride};
-    if constexpr (decays) block.decay = x.decay + n * B * (Rule.decay == decay_kind::per_feature ? stride : 1);
-    prepare_block<B, Rule, false>(block, block_of(n), stride);
-  }
-  const auto solve = [&](auto packets, const T* coefficients, const T* beta, const T* found, T* residuals,
-                         T* written) LINATTN_INLINE_LAMBDA {
-    constexpr Eigen::Index Packets = packets;
-    P by[B][Packets];  // u
-    unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-      P total[Packets];
-      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p] = P::load(found + i * row_stride + p * P::size); });
-      unroll<number<decltype(i)>>([&](auto j) LINATTN_INLINE_LAMBDA {
-        const P coefficient = P::broadcast(coefficients + i * B + j);
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p] = fma(coefficient, by[j][p], total[p]); });
-      });
-      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-        const Eigen::Index at = i * row_stride + p * P::size;
-        const P residual = P::load(residuals + at) - total[p];
-        by[i][p] = P::broadcast(beta + i) * residual;
-        residual.store(residuals + at);
-        by[i][p].store(written + at);
-      });
-    });
-  };
-  for_each_panel_block<B, T>(
-      row_stride, blocks, next, [&](auto packets, Eigen::Index m, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-        const correction_rows<T> rows = block_of(n);
-        const Eigen::Index at = n * B * row_stride + m;
-        call_micro_block<B, packets, reads_only, T>({rows.reading, nullptr, nullptr, read + m}, S + m, stride,
-                                                    row_stride, features, false, false);
-        solve(packets, rows.coefficients, x.beta + n * B, read + m, values + at, u + at);
-        call_micro_block<B, packets, write, T>({nullptr, rows.writing, u + at, nullptr, decays ? rows.carry : nullptr},
-                                               S + m, stride, row_stride, features, false, n + 1 == blocks);
-      });
-}
-
-/// The second sweep's blocks of one head: R (C, M), tokens from the last to the first, decays those before each token.
-/// written (blocks, 2 B, M): behind B rows for -dv, those of dout. found (T, M) gets R_t^T k_t.
-template <Eigen::Index B, rule_traits Rule, class T, class Layout>
-LINATTN_INLINE void attend_backwards(const Layout& layout, Eigen::Index blocks, const correction_inputs<T>& x,
-                                     const correction_rows<T>& y, T* written, T* found, T* read, T* R,
-                                     const rows_ahead& next) {
-  using P = packet<T>;
-  // A token writes q dout^T, is read with k, and writes -k dv^T: two rows written, as by the rule of rank one. Of its
-  // reading rows those that see their own token are k here, and what they are to -k dv^T of that token is not used.
-  constexpr rule_traits two_rows{.decay = Rule.decay, .corrects = correction::rank_one};
-  using shape = correction_shape<two_rows>;
-  constexpr bool decays = Rule.decay != decay_kind::none;
-  constexpr kernel_form write = writes_block(Rule, decay_axis::row);
-  const Eigen::Index features = layout.features, stride = layout.feature_stride(), row_stride = layout.row_stride();
-  const auto block_of = [&](Eigen::Index n) LINATTN_INLINE_LAMBDA {
-    return correction_rows<T>{y.reading + n * shape::reads * B * stride, y.writing + n * shape::writes * B * stride,
-                              y.carry + n * stride, y.coefficients + n * shape::triangles * B * B};
-  };
-  for (Eigen::Index n = 0; n < blocks; ++n) {
-    const T* const k = x.k + n * B * stride;
-    correction_inputs<T> block{k, x.q + n * B * stride, k, k};
-    if constexpr (decays) block.decay = x.decay + n * B * (Rule.decay == decay_kind::per_feature ? stride : 1);
-    prepare_block<B, two_rows, true>(block, block_of(n), stride);
-  }
-  const auto solve = [&](auto packets, const T* coefficients, const T* beta, const T* before, T* rows, T* result)
-                         LINATTN_INLINE_LAMBDA {
-                           constexpr Eigen::Index Packets = packets;
-                           P by[B][Packets], dout[B][Packets];  // -dv
-                           const auto add = [&](const T* coefficient, const P* addend, P* total) LINATTN_INLINE_LAMBDA {
-                             unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-                               total[p] = fma(P::broadcast(coefficient), addend[p], total[p]);
-                             });
-                           };
-                           unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-                             P total[Packets];
-                             unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-                               total[p] = P::load(before + i * row_stride + p * P::size);
-                               dout[i][p] = P::load(rows + (B + i) * row_stride + p * P::size);
-                             });
-                             const T* const of_k = coefficients + (shape::writes * B + i) * B;
-                             const T* const of_q = of_k + B * B;
-                             unroll<number<decltype(i)>>([&](auto j) LINATTN_INLINE_LAMBDA {
-                               add(of_k + j, by[j], total);
-                               add(of_q + j, dout[j], total);
-                             });
-                             add(of_q + i, dout[i], total);
-                             const P factor = P::zero() - P::broadcast(beta + i);
-                             unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-                               const Eigen::Index at = i * row_stride + p * P::size;
-                               by[i][p] = factor * total[p];
-                               by[i][p].store(rows + at);
-                               total[p].store(result + at);
-                             });
-                           });
-                         };
-  for_each_panel_block<B, T>(
-      row_stride, blocks, next, [&](auto packets, Eigen::Index m, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-        const correction_rows<T> rows = block_of(n);
-        T* const values = written + n * shape::writes * B * row_stride + m;
-        call_micro_block<B, packets, reads_only, T>({rows.reading + B * stride, nullptr, nullptr, read + m}, R + m,
-                                                    stride, row_stride, features, false, false);
-        solve(packets, rows.coefficients, x.beta + n * B, read + m, values, found + n * B * row_stride + m);
-        call_micro_block<shape::writes * B, packets, write, T>(
-            {nullptr, rows.writing, values, nullptr, decays ? rows.carry : nullptr}, R + m, stride, row_stride,
-            features, false, n + 1 == blocks);
-      });
-}
-
-/// The packed rows of one head against a transposed state (M, C), block by block: `readers` (blocks, Reads B, M) read
-/// it, and `features` (T, C) are written to it under `keys` (blocks, Writes B, M). out[r] (T, C) is what reader r
-/// finds: the first one after its token has written its last row, before the others; all of them after its decay.
-template <Eigen::Index Reads, Eigen::Index Writes, class T>
-struct transposed_rows {
-  const T* readers;
-  const T* keys;
-  const T* features[Writes];
-  const T* decay;
-  T* out[Reads];
-};
-
-/// Scratch of attend_transposed.
-template <class T>
-struct transposed_scratch {
-  T* coefficients;  // (blocks, Reads, Writes, B, B)
-  T* found;         // (Reads B, C)
-  T* writing;       // (Writes B, C)
-  T* carry;         // (C)
-};
-
-/// layout is that of the transposed state, its "features" M and its "values" C.
-template <Eigen::Index B, rule_traits Rule, Eigen::Index Reads, Eigen::Index Writes, class T, class Layout>
-LINATTN_INLINE void attend_transposed(const Layout& layout, Eigen::Index blocks,
-                                      const transposed_rows<Reads, Writes, T>& x, const transposed_scratch<T>& y, T* S,
-                                      const rows_ahead& next) {
-  using P = packet<T>;
-  constexpr kernel_form write = writes_block(Rule, decay_axis::column);
-  const Eigen::Index rows = layout.features, key_stride = layout.feature_stride(), row_stride = layout.row_stride();
-  const auto sees_own = [](auto r, auto w) { return number<decltype(r)> == 0 && number<decltype(w)> == Writes - 1; };
-  const auto coefficients_of = [&](Eigen::Index n, Eigen::Index r, Eigen::Index w) LINATTN_INLINE_LAMBDA {
-    return y.coefficients + ((n * Reads + r) * Writes + w) * B * B;
-  };
-  for (Eigen::Index n = 0; n < blocks; ++n) {
-    unroll<Reads>([&](auto r) LINATTN_INLINE_LAMBDA {
-      unroll<Writes>([&](auto w) LINATTN_INLINE_LAMBDA {
-        const T* const reader = x.readers + (n * Reads + r) * B * key_stride;
-        const T* const key = x.keys + (n * Writes + w) * B * key_stride;
-        P product[B][B];
-        unroll<B * B>([&](auto ij) LINATTN_INLINE_LAMBDA { product[ij / B][ij % B] = P::zero(); });
-        for (Eigen::Index m = 0; m < key_stride; m += P::size) {
-          unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-            const P value = P::load(reader + i * key_stride + m);
-            unroll<number<decltype(i)> + 1>([&](auto j) LINATTN_INLINE_LAMBDA {
-              product[i][j] = fma(value, P::load(key + j * key_stride + m), product[i][j]);
-            });
-          });
-        }
-        T* const to = coefficients_of(n, r, w);
-        unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-          unroll<number<decltype(i)> + (sees_own(r, w) ? 1 : 0)>(
-              [&](auto j) LINATTN_INLINE_LAMBDA { to[i * B + j] = sum(product[i][j]); });
-        });
-      });
-    });
-  }
-  const auto combine = [&](auto packets, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-    constexpr Eigen::Index Packets = packets;
-    P before[Packets];              // what S has decayed by
-    P written[Writes][B][Packets];  // likewise decayed
-    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { before[p] = P(T(1)); });
-    unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-      if constexpr (Rule.decay != decay_kind::none) {
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-          const P factor = Rule.decay == decay_kind::per_feature
-                               ? P::load(x.decay + (n * B + i) * row_stride + c + p * P::size)
-                               : P::broadcast(x.decay + n * B + i);
-          before[p] = before[p] * factor;
-          unroll<Writes>([&](auto w) LINATTN_INLINE_LAMBDA {
-            unroll<number<decltype(i)>>([&](auto j)
-                                            LINATTN_INLINE_LAMBDA { written[w][j][p] = written[w][j][p] * factor; });
-          });
-        });
-      }
-      unroll<Writes>([&](auto w) LINATTN_INLINE_LAMBDA {
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-          written[w][i][p] = P::load(x.features[w] + (n * B + i) * row_stride + c + p * P::size);
-        });
-      });
-      unroll<Reads>([&](auto r) LINATTN_INLINE_LAMBDA {
-        P total[Packets];
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-          total[p] = P::load(y.found + (r * B + i) * row_stride + c + p * P::size);
-          if constexpr (Rule.decay != decay_kind::none) total[p] = total[p] * before[p];
-        });
-        unroll<Writes>([&](auto w) LINATTN_INLINE_LAMBDA {
-          const T* const coefficients = coefficients_of(n, r, w) + i * B;
-          unroll<number<decltype(i)> + (sees_own(r, w) ? 1 : 0)>([&](auto j) LINATTN_INLINE_LAMBDA {
-            const P by = P::broadcast(coefficients + j);
-            unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p] = fma(by, written[w][j][p], total[p]); });
-          });
-        });
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-          total[p].store(x.out[r] + (n * B + i) * row_stride + c + p * P::size);
-        });
-      });
-    });
-    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-      unroll<Writes * B>([&](auto wj) LINATTN_INLINE_LAMBDA {
-        written[wj / B][wj % B][p].store(y.writing + wj * row_stride + c + p * P::size);
-      });
-      before[p].store(y.carry + c + p * P::size);
-    });
-  };
-  for_each_panel_block<B, T>(row_stride, blocks, next,
-                             [&](auto packets, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-                               call_micro_block<Reads * B, packets, reads_only, T>(
-                                   {x.readers + n * Reads * B * key_stride, nullptr, nullptr, y.found + c}, S + c,
-                                   key_stride, row_stride, rows, false, false);
-                               combine(packets, c, n);
-                               call_micro_block<Writes * B, packets, write, T>(
-                                   {nullptr, x.keys + n * Writes * B * key_stride, y.writing + c, nullptr, y.carry + c},
-                                   S + c, key_stride, row_stride, rows, false, n + 1 == blocks);
-                             });
-}
 
 /// For the delta rules.
 template <class Map, class T, class Layout>
@@ -343,7 +89,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
     this->template for_each_tile<true>(
         tokens(), [&](const token_tile& t, const token_tile& next) { backwards(t, next, position, dstate); });
     this->decay_initial(dstate);
-    begin(initial);
+    if (!keeps_written()) begin(initial);
     this->begin_transposed(initial);
     this->template for_each_tile<false>(
         tokens(), [&](const token_tile& t, const token_tile& next) { forwards(t, next, position); });
@@ -362,6 +108,9 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
       std::fill(m_corrected, m_corrected + size, T(0));
     }
   }
+
+  /// Whether u_t waits in the rows of dq.
+  bool keeps_written() const { return value_dim() <= head_dim(); }
 
   // ---- sweeps -------------------------------------------------------------------------------------------------------
 
@@ -404,6 +153,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
       if (m_a.dbeta.data() != nullptr) m_a.dbeta(token_of<true>(t, r), t.head) = sum(product);
     }
     unpack(m_dvalues, dv, t.rows);
+    if (keeps_written()) unpack(m_values, rows_of<true>(m_a.dq, t, head_dim()), t.rows);
     attend_transposed<B, rule>(
         m_layout.transposed(), blocks,
         transposed_rows<1, 2, T>{m_values, m_written, {m_keys, m_queries}, decay, {m_dphi}}, m_transposed_rows,
@@ -424,7 +174,13 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
     const auto pack_keys = [&] { m_packing.template pack<role::key, false>(k, t.rows, B, where, m_keys); };
     pack_keys();
     m_packing.template pack<role::query, false>(q, t.rows, B, where, m_queries);  // last, for the first unpack
-    const T* const decay = correct(t, next);
+    const T* decay = nullptr;
+    if (keeps_written()) {
+      this->pack_rows(const_rows(rows_of<false>(m_a.dq, t, head_dim())), t.rows, B, m_written);
+      decay = this->template pack_decays<false>(t, B);
+    } else {
+      decay = correct(t, next);
+    }
     pack_pairs<0>(rows_of<false>(m_a.dout, t, value_dim()), t.rows, T(1), m_pairs);
     pack_pairs<1>(const_rows(rows_of<false>(m_a.dv, t, value_dim())), t.rows, T(-1), m_pairs);
     T* const dkeys = m_rows.reading;  // (T, C); no longer in use

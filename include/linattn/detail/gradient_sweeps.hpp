@@ -3,13 +3,12 @@
 // The gradient of a log-decay needs no stored state. With R_t the gradient with respect to S_t, as it stands when token
 // t has been reached from behind, and a_t S_(t-1) = S_t minus what token t wrote,
 //
-//     dlog_decay_t = rowsum(R_t * a_t S_(t-1)) = dlog_decay_(t+1) + x_t        dlog_decay_(N+1) = rowsum(S_N * dS_N)
-//     x_t          = phi(q_t) dphi(q_t) - phi(k_t) dphi(k_t)                   (rules that correct:
-//     gradient_correction.hpp)
+//     dlog_decay_t = rowsum(R_t * a_t S_(t-1)) = dlog_decay_(t+1) + x_t       dlog_decay_(N+1) = rowsum(S_N * dS_N)
+//     x_t          = phi(q_t) dphi(q_t) - phi(k_t) dphi(k_t)
 //
-// per feature, or summed over the features of a head. The terms x_t wait in the rows of dlog_decay; their sum cancels
-// where decays are strong, and is kept in two numbers. A decay of exactly 0 has the gradient 0, and the sum starts
-// anew.
+// per feature, or summed over the features of a head; gradient_correction.hpp has the x_t of rules that correct. The
+// terms wait in the rows of dlog_decay; their sum cancels where decays are strong, and is kept in two numbers. A decay
+// of exactly 0 has the gradient 0, and the sum starts anew.
 #pragma once
 
 #include <linattn/detail/engine.hpp>
@@ -20,8 +19,7 @@ namespace detail {
 
 /// Rules whose gradient is built.
 constexpr bool has_gradient(const rule_traits& rule) {
-  return rule.corrects != correction::rank_one && rule.reads_after_write &&
-         !(rule.log_scaled && rule.decay != decay_kind::none);
+  return rule.corrects != correction::rank_one && rule.reads_after_write;
 }
 
 /// The arguments of a vjp. Shapes as in `forward`; dq, dk, dv are as q, k, v. `gradient` may be null, and the gradients

@@ -23,6 +23,9 @@ void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arg
   static_assert(detail::has_gradient(rule),
                 "linattn: the gradient of this update rule is not built; additive, decay, gated, delta and gated_delta "
                 "have one");
+  static_assert(!rule.log_scaled || rule.decay == decay_kind::none,
+                "linattn: the gradient of a map that writes log phi is not built for a rule that decays; additive has "
+                "one");
   static_assert(detail::is_differentiable<FeatureMap, T>,
                 "linattn: the feature map has no `vjp` (an elementwise one: no `vjp_packet`), so no gradient can pass "
                 "through it; see linattn/feature_map.hpp for what to add");
