@@ -26,7 +26,7 @@ LINATTN_NAMESPACE_BEGIN
 /// for the mean of |z|^2 over given queries and keys. An A far below that costs variance, too.
 ///
 /// Use it as the positive map of choice once sample data are at hand: with orthogonal directions and D = 16, standard
-/// deviation 0.5 and C >= 256 about three quarters of the error of `positive_random`. Queries and keys must share one
+/// deviation 0.5 and C >= 256 about 0.7 of the error of `positive_random`. Queries and keys must share one
 /// map, so the statistics have to be fixed before the first token. Not with regularised directions, which have no
 /// |w_c|^2 to weigh.
 ///

@@ -19,7 +19,7 @@ LINATTN_NAMESPACE_BEGIN
 /// x = 0 stays 0, where the kernel is exp(-1 / (2 temperature)) with every unit row.
 ///
 /// Sign: as `random_fourier`, but unit rows are never far apart: the kernel is at least exp(-2 / temperature), and at
-/// temperature 1 and C of some hundreds denominators <= 0 are rare. Count them with check_feature_map, then set
+/// temperature 1 and C >= 32 denominators of 256 keys are positive. Count others with check_feature_map, then set
 /// `.normalize = true`; signed features are not normalised otherwise.
 /// Variance: (1 - exp(-|d|^2))^2 / (2 m), d = (q^ - k^) / sqrt(temperature): at most 1 / (2 m).
 ///
