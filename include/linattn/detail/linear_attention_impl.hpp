@@ -453,6 +453,7 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
 
 LINATTN_NAMESPACE_END
 
+#include <linattn/detail/linear_attention_drafts_impl.hpp>
 #include <linattn/detail/linear_attention_gradients_impl.hpp>
 #undef LINATTN_MEMBER
 #undef LINATTN_OPERATOR
