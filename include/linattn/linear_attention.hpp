@@ -20,6 +20,7 @@
 #include <linattn/feature_map.hpp>
 #include <linattn/matrix_view.hpp>
 #include <linattn/options.hpp>
+#include <linattn/segment.hpp>
 #include <linattn/state.hpp>
 #include <linattn/update_rules/additive.hpp>
 #include <linattn/update_rules/decay.hpp>
@@ -122,6 +123,7 @@ class linear_attention {
   using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
                                    detail::is_differentiable<FeatureMap, accumulator_type>, rule>;
+  using segment_type = segment<rule, accumulator_type, Features, ValueDim, Heads>;
   using draft_type = draft<rule, accumulator_type, Features, ValueDim, Heads>;
   /// What the rule takes beside q, k and v, for rows of tokens and for one token: {.log_decay = g, .beta = b}.
   using inputs = typename UpdateRule::template inputs<input>;
@@ -178,6 +180,13 @@ class linear_attention {
   void absorb(state_type& s, input k, input v, const inputs& x) const;
   void absorb(state_type& s, input k, input v, workspace_type& ws) const;
   void absorb(state_type& s, input k, input v) const;
+
+  /// For the rules that correct, whose states do not merge: a segment that has seen nothing (segment.hpp), and the rows
+  /// of k and v with the rule's inputs into it. s.merge(segment) is then absorbing its tokens into s, to rounding. As
+  /// costly as 1 + C / M times absorb.
+  segment_type make_segment(Eigen::Index first_position = 0) const;
+  void absorb(segment_type& s, input k, input v, const inputs& x, workspace_type& ws) const;
+  void absorb(segment_type& s, input k, input v, const inputs& x) const;
 
   /// out (N, H M) = what the queries q (N, H D) see in the state: the queries' half of `forward`. For maps that know
   /// positions the rows stand where the last N absorbed keys do. 2 N C M flops a head, plus the map.
