@@ -16,9 +16,11 @@
 #include <linattn/detail/checks.hpp>
 #include <linattn/detail/gradient.hpp>
 #include <linattn/detail/gradient_correction.hpp>
+#include <linattn/draft.hpp>
 #include <linattn/feature_map.hpp>
 #include <linattn/matrix_view.hpp>
 #include <linattn/options.hpp>
+#include <linattn/segment.hpp>
 #include <linattn/state.hpp>
 #include <linattn/update_rules/additive.hpp>
 #include <linattn/update_rules/decay.hpp>
@@ -121,6 +123,8 @@ class linear_attention {
   using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
                                    detail::is_differentiable<FeatureMap, accumulator_type>, rule>;
+  using segment_type = segment<rule, accumulator_type, Features, ValueDim, Heads>;
+  using draft_type = draft<rule, accumulator_type, Features, ValueDim, Heads>;
   /// What the rule takes beside q, k and v, for rows of tokens and for one token: {.log_decay = g, .beta = b}.
   using inputs = typename UpdateRule::template inputs<input>;
   using token_inputs = typename UpdateRule::template inputs<token>;
@@ -177,6 +181,13 @@ class linear_attention {
   void absorb(state_type& s, input k, input v, workspace_type& ws) const;
   void absorb(state_type& s, input k, input v) const;
 
+  /// For the rules that correct, whose states do not merge: a segment that has seen nothing (segment.hpp), and the rows
+  /// of k and v with the rule's inputs into it. s.merge(segment) is then absorbing its tokens into s, to rounding. As
+  /// costly as 1 + C / M times absorb.
+  segment_type make_segment(Eigen::Index first_position = 0) const;
+  void absorb(segment_type& s, input k, input v, const inputs& x, workspace_type& ws) const;
+  void absorb(segment_type& s, input k, input v, const inputs& x) const;
+
   /// out (N, H M) = what the queries q (N, H D) see in the state: the queries' half of `forward`. For maps that know
   /// positions the rows stand where the last N absorbed keys do. 2 N C M flops a head, plus the map.
   /// denominators (N, H), optional: phi(s q).z before the denominator policy, the weight of evidence behind each
@@ -201,6 +212,22 @@ class linear_attention {
             workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
   void step(std::span<state_type> states, input q, input k, input v, output out,
             workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
+
+  /// Room for the tokens of one speculative call (draft.hpp). One allocation, none with fixed sizes.
+  draft_type make_draft() const { return detail::engine_access::make_workspace<draft_type>(draft_layout()); }
+
+  /// Speculative decoding: `forward_causal` of N <= 16 proposed tokens from a state that stays as it is, bit for bit;
+  /// what they would write goes to `d`. Throws for more tokens. One read of the state, two for a rule that corrects,
+  /// and 2 C M flops a token and read, whole blocks of 8 or 4 tokens counted, beside 2 N^2 (C + M) a read.
+  void forward_causal(const state_type& s, input q, input k, input v, const inputs& x, output out, draft_type& d,
+                      workspace_type& ws) const;
+  void forward_causal(const state_type& s, input q, input k, input v, output out, draft_type& d,
+                      workspace_type& ws) const;
+
+  /// The first j tokens of a draft into the state it was drafted from, or a copy: to rounding, j steps, for one read
+  /// and write of the state and 2 j C M flops a head. j = 0 leaves the state as it is. Throws for j outside
+  /// 0 ... d.tokens(), a draft of another operator's sizes, or a state that has moved on since.
+  void accept(state_type& s, const draft_type& d, Eigen::Index j, workspace_type& ws) const;
 
   // Gradients: vector-Jacobian products of the whole operator, map, query scale, denominator and its policy included.
   // They recompute what they need from the inputs: nothing is kept from the forward pass, and beside inputs and outputs
@@ -260,6 +287,10 @@ class linear_attention {
   using gradient_arguments = detail::gradient_arguments<T, parameter_gradient>;
   using access = detail::engine_access;
 
+  using draft_layout_type = detail::draft_layout<T, Features, ValueDim, Heads, rule>;
+
+  draft_layout_type draft_layout() const noexcept { return {m_layout.state}; }
+  void require_draft(const char* function, const draft_type& d) const;
   detail::engine<FeatureMap, T, layout_type> engine() const noexcept {
     return {m_map, m_layout, m_query_scale, m_policy, m_normalizes};
   }

@@ -24,6 +24,9 @@ inline void append(std::string& text, const state_sizes& part) {
 }
 }  // namespace detail
 
+template <rule_traits Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
+class segment;
+
 /// S (C, M) and z (C) for every head of ONE sequence, made by `linear_attention::make_state`.
 ///
 ///   S = sum_j phi(k_j) v_j^T,   z = sum_j phi(k_j)                                          (eqs. 10, 11, 18, 19)
@@ -117,7 +120,7 @@ class state {
     static_assert(
         Rule.corrects == correction::none,
         "linattn: states of a delta rule cannot be merged, because what the later tokens take back depends on "
-        "the earlier state; absorb the later tokens into this state");
+        "the earlier state; absorb the later tokens into this state, or into a make_segment() and merge that");
     if (m_slab.size() == 0 || m_slab.size() != later.m_slab.size() || heads() != later.heads() ||
         features() != later.features() || value_dim() != later.value_dim()) {
       detail::refuse("state::merge", "this state is ", *this, ", the later one ", later);
@@ -127,6 +130,11 @@ class state {
     }
     m_tokens += later.m_tokens;
   }
+
+  /// Appends what a segment holds, for the rules that correct (segment.hpp): S = A S + X; to rounding, absorbing its
+  /// tokens. For maps that know positions it was made with make_segment(first_position() + tokens()). Throws
+  /// std::invalid_argument if the sizes differ. 2 H C^2 M flops; allocates C^2 + C M elements.
+  void merge(const segment<Rule, T, Features, ValueDim, Heads>& later);
 
   /// "(H heads, C features, M values)" for messages, or that there is nothing.
   std::string sizes() const {

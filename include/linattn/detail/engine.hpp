@@ -40,6 +40,11 @@ struct engine_access {
   static void add_tokens(State& state, Eigen::Index n) noexcept {
     state.m_tokens += n;
   }
+  template <class Draft>
+  static void set_tokens(Draft& draft, Eigen::Index n, Eigen::Index position) noexcept {
+    draft.m_tokens = n;
+    draft.m_position = position;
+  }
   template <class Workspace>
   static auto& slab(Workspace& workspace) noexcept {
     return workspace.m_slab;

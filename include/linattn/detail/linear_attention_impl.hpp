@@ -355,6 +355,44 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::absorb(state_type& s, input k, input v) const { absorb(s, k, v, no_inputs()); }
 
 LINATTN_MEMBER
+auto LINATTN_OPERATOR::make_segment(Eigen::Index first_position) const -> segment_type {
+  static_assert(rule.corrects != correction::none,
+                "linattn: segments are for the delta rules; states of this update rule merge: absorb the later tokens "
+                "into a make_state(), and merge that");
+  return access::make_state<segment_type>(detail::segment_layout<T, Features, ValueDim, Heads, rule>{m_layout.state},
+                                          first_position);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
+  const views gates = views_of(x);
+  require("absorb", "k", k.rows(), k.cols(), k.rows(), head_dim(), "head_dim");
+  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_dim(), "value_dim");
+  require_rule_inputs("absorb", gates, k.rows());
+  if (access::is_empty(s) || s.heads() != m_layout.state.heads || s.features() != features() ||
+      s.value_dim() != value_dim()) {
+    detail::refuse("absorb", "the segment is ", s, ", expected ",
+                   detail::state_sizes{m_layout.state.heads, features(), value_dim()});
+  }
+  require_workspace("absorb", ws);
+  // X as any state; A, block by block, as the states that begin with columns of the identity and are written no value.
+  const input nothing(own_state(ws), k.rows(), v.cols(), 0);
+  const Eigen::Index pieces = Eigen::Index(access::slab(s).size()) / m_layout.state.size();
+  for (Eigen::Index n = 0; n < pieces; ++n) {
+    engine().template pass<detail::half_block, detail::writes_only>(
+        k.rows(), access::data(s) + n * m_layout.state.size(), {}, k, n == 0 ? v : nothing, gates, {},
+        s.first_position() + s.tokens(), access::slab(ws).data());
+  }
+  access::add_tokens(s, k.rows());
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x) const {
+  workspace_type ws = make_workspace();
+  absorb(s, k, v, x, ws);
+}
+
+LINATTN_MEMBER
 void LINATTN_OPERATOR::require_read(const state_type& s, input q, output out, workspace_type& ws) const {
   require("read", "q", q.rows(), q.cols(), q.rows(), head_dim(), "head_dim");
   require("read", "out", out.rows(), out.cols(), q.rows(), value_dim(), "value_dim");
@@ -459,6 +497,7 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
 
 LINATTN_NAMESPACE_END
 
+#include <linattn/detail/linear_attention_drafts_impl.hpp>
 #include <linattn/detail/linear_attention_gradients_impl.hpp>
 #undef LINATTN_MEMBER
 #undef LINATTN_OPERATOR
