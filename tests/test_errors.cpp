@@ -555,11 +555,10 @@ TEST(Options, OtherSizesThanTheType) {
 }
 
 TEST(Options, UnequalHeadCounts) {
-  expect_options_refused<dynamic>({.head_dim = 4, .heads = 4, .key_heads = 2, .value_heads = 2},
-                                  {"key_heads is 2", "value_heads is 2", "4"});
-  expect_options_refused<dynamic>({.head_dim = 4, .heads = 4, .key_heads = 2}, {"key_heads is 2", "4"});
-  expect_options_refused<dynamic>({.head_dim = 4, .heads = 4, .value_heads = 8}, {"value_heads is 8", "4"});
-  expect_options_refused<dynamic>({.head_dim = 4, .key_heads = 4, .value_heads = 4}, {"key_heads is 4", "1"});
+  expect_options_refused<dynamic>({.head_dim = 4, .heads = 4, .key_heads = 3, .value_heads = 3},
+                                  {"key_heads is 3", "value_heads is 3", "4"});
+  expect_options_refused<dynamic>({.head_dim = 4, .heads = 4, .key_heads = 3}, {"key_heads is 3", "4"});
+  expect_options_refused<dynamic>({.head_dim = 4, .heads = 4, .value_heads = 6}, {"value_heads is 6", "4"});
 }
 
 TEST(Options, MapsOfAnotherHeadDim) {

@@ -142,8 +142,11 @@ class linear_attention {
 
   Eigen::Index head_dim() const noexcept { return m_layout.head_dim; }          ///< D
   Eigen::Index value_dim() const noexcept { return m_layout.state.value_dim; }  ///< M
-  Eigen::Index heads() const noexcept { return m_layout.state.heads; }          ///< H
   Eigen::Index features() const noexcept { return m_layout.state.features; }    ///< C
+  Eigen::Index heads() const noexcept { return m_layout.heads.queries; }        ///< H, heads of q
+  Eigen::Index key_heads() const noexcept { return m_layout.heads.keys; }       ///< heads of k
+  Eigen::Index value_heads() const noexcept { return m_layout.heads.states; }   ///< heads of v, of gates and of a state
+  Eigen::Index output_heads() const noexcept { return m_layout.heads.outputs(); }  ///< heads of out: max(q's, v's)
   bool normalizes() const noexcept { return m_normalizes; }
   const FeatureMap& feature_map() const noexcept { return m_map; }
 
@@ -295,7 +298,7 @@ class linear_attention {
     return {m_map, m_layout, m_query_scale, m_policy, m_normalizes};
   }
   void require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols, Eigen::Index want_rows,
-               Eigen::Index dim, const char* dim_name) const;
+               Eigen::Index count, Eigen::Index dim, const char* dim_name) const;
   void require_inputs(const char* function, input q, input k, input v, bool causal) const;
   void require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws, bool causal) const;
   void require_read(const state_type& s, input q, output out, workspace_type& ws) const;

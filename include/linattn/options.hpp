@@ -50,14 +50,26 @@ struct denominator_policy {
   }
 };
 
+/// Which heads go together where some are shared. Of n heads shared by m > n, number h of the m uses
+///
+///     interleaved   floor(h n / m): neighbours share, as grouped-query models and ONNX have it
+///     tiled         h mod n: the n heads in turn, over and over
+enum class head_sharing { interleaved, tiled };
+
 /// Designators in this order: `{.head_dim = 64, .heads = 8}`. 0 means "not given".
+///
+/// A state belongs to a value head, and gates and betas with it. Several query heads may read one state (grouped-query:
+/// {.heads = 8, .key_heads = 2}; multi-query: .key_heads = 1), several states may be written with one key head and read
+/// with one query head (.heads = 4, .value_heads = 8). The output has as many heads as there are queries or states,
+/// whichever are more.
 struct options {
   Eigen::Index head_dim = 0;     ///< D, coordinates of a query or key of one head; the type's, or required
   Eigen::Index value_dim = 0;    ///< M, coordinates of a value of one head; default D
-  Eigen::Index heads = 0;        ///< H, query heads; default the type's, or 1
-  Eigen::Index key_heads = 0;    ///< default heads; other counts are refused until heads can share keys
-  Eigen::Index value_heads = 0;  ///< default heads; other counts are refused until heads can share values
-  double query_scale = 1;        ///< multiplies q before the feature map
+  Eigen::Index heads = 0;        ///< H, query heads; default the type's, or 1; divides value_heads, or is a multiple
+  Eigen::Index key_heads = 0;    ///< default heads; divides value_heads
+  Eigen::Index value_heads = 0;  ///< states; default key_heads
+  head_sharing sharing = head_sharing::interleaved;
+  double query_scale = 1;  ///< multiplies q before the feature map
   std::optional<bool> normalize =
       std::nullopt;  ///< divide by phi(q).z; default: yes, except for maps with signed features
   denominator_policy denominator = denominator_policy::none();  ///< of no effect unless normalized

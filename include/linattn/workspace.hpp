@@ -11,17 +11,16 @@ namespace detail {
 /// Tokens packed at once: q and k of one head fill half of L1, but no fewer than least_tokens. A function of the shapes
 /// alone; it moves no rounding, because the kernel's block is smaller.
 template <class T>
-constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride) noexcept {
+constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride, Eigen::Index readers) noexcept {
   constexpr Eigen::Index budget = Eigen::Index(16 * 1024 / sizeof(T));
-  return 2 * feature_stride * most_tokens <= budget ? most_tokens : least_tokens;
+  return (1 + readers) * feature_stride * most_tokens <= budget ? most_tokens : least_tokens;
 }
 
-/// Where the packed rows of `tokens` tokens of one head lie: features and values (T, C or M), outputs, a tile of x for
+/// Where the packed rows of `tokens` tokens of one state lie: features and values (T, C or M), outputs, a tile of x for
 /// maps that are not elementwise, one number a token (denominators), and a state for the verbs that are called without
-/// one. Rules add their decays (T, C), one number a token (beta, or the
-/// logarithm of its scale), a and b (T, C), and those that correct what
-/// correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and z (C) and S^T (M, C) of
-/// every head.
+/// one. Rules add their decays (T, C), one number a token (beta, or the logarithm of its scale), a and b (T, C), and
+/// those that correct what correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and z
+/// (C) and S^T (M, C) of every head. Queries, outputs and denominators have a row for each head that reads the state.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
           bool Gradients, rule_traits Rule = additive::traits>
 struct workspace_layout {
@@ -31,25 +30,28 @@ struct workspace_layout {
 
   state_layout<T, Features, ValueDim, Heads, Rule> state;
   extent<HeadDim> head_dim;  // D
+  head_map<Heads> heads;
 
-  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T>(state.feature_stride()); }
+  constexpr Eigen::Index tokens() const noexcept { return tokens_per_pass<T>(state.feature_stride(), heads.readers); }
   constexpr Eigen::Index tile_stride() const noexcept { return round_up(head_dim, line<T>); }
 
   constexpr Eigen::Index queries() const noexcept { return 0; }
-  constexpr Eigen::Index keys() const noexcept { return queries() + lines(state.feature_stride()); }
+  constexpr Eigen::Index keys() const noexcept { return queries() + heads.readers * lines(state.feature_stride()); }
   constexpr Eigen::Index values() const noexcept { return keys() + lines(state.feature_stride()); }
   constexpr Eigen::Index outputs() const noexcept {
     return values() + (corrects ? correction_type::writes : 1) * lines(state.row_stride());
   }
-  constexpr Eigen::Index tile() const noexcept { return outputs() + lines(state.row_stride()); }
+  constexpr Eigen::Index tile() const noexcept { return outputs() + heads.readers * lines(state.row_stride()); }
   constexpr Eigen::Index denominators() const noexcept { return tile() + lines(tile_stride()); }
-  constexpr Eigen::Index decay() const noexcept { return denominators() + lines(1); }
+  constexpr Eigen::Index decay() const noexcept { return denominators() + heads.readers * lines(1); }
   constexpr Eigen::Index beta() const noexcept { return decay() + (decays ? lines(state.feature_stride()) : 0); }
-  constexpr Eigen::Index a() const noexcept { return beta() + (corrects || Rule.log_scaled ? lines(1) : 0); }
+  constexpr Eigen::Index a() const noexcept {
+    return beta() + (Rule.log_scaled ? Eigen::Index(heads.readers) : corrects ? 1 : 0) * lines(1);
+  }
   constexpr Eigen::Index b() const noexcept { return a() + (rank_one ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index reading() const noexcept { return b() + (rank_one ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index writing() const noexcept {
-    return reading() + (corrects ? correction_type::reads * lines(state.feature_stride()) : 0);
+    return reading() + (corrects ? reads() * lines(state.feature_stride()) : 0);
   }
   constexpr Eigen::Index carry() const noexcept {
     return writing() + (corrects ? correction_type::writes * lines(state.feature_stride()) : 0);
@@ -58,10 +60,10 @@ struct workspace_layout {
     return carry() + (corrects ? lines(state.feature_stride()) : 0);
   }
   constexpr Eigen::Index found() const noexcept {
-    return coefficients() + (corrects ? correction_type::triangles * lines(correction_block) : 0);
+    return coefficients() + (corrects ? reads() * correction_type::writes * lines(correction_block) : 0);
   }
   constexpr Eigen::Index own_state() const noexcept {
-    return found() + (corrects ? round_up(correction_type::reads * correction_block * state.row_stride(), line<T>) : 0);
+    return found() + (corrects ? round_up(reads() * correction_block * state.row_stride(), line<T>) : 0);
   }
   constexpr Eigen::Index end_of_forward() const noexcept { return own_state() + state.size(); }
 
@@ -97,6 +99,8 @@ struct workspace_layout {
  private:
   static constexpr bool rank_one = Rule.corrects == correction::rank_one;
 
+  constexpr Eigen::Index reads() const noexcept { return correction_type::reads(heads.readers); }
+
   /// Elements of one block of `tokens` rows, in whole cache lines.
   constexpr Eigen::Index lines(Eigen::Index row) const noexcept { return round_up(tokens() * row, line<T>); }
 };
@@ -106,10 +110,11 @@ struct workspace_layout {
 /// Scratch for one thread's calls, made by `linear_attention::make_workspace`; its contents mean nothing between calls.
 ///
 /// Its size does not depend on N: one state, H (C M + C) elements, and for one head at a time 16 tokens (32 where
-/// C <= 64 in float, 32 in double) of 2 C + 2 M + D elements, rows padded. Where the map has a gradient, a second state
-/// and C + M + D elements a token more, for `vjp` and `vjp_causal`, and of a rule that corrects a third state and
-/// 2 C + 4 M elements a token. Inline, without heap, where D, C, M and H are
-/// compile-time constants. One workspace serves one call at a time; a copy is as good as a new one.
+/// C <= 64 in float, 32 in double) of 2 C + 2 M + D elements, rows padded, and C + M more for each further head
+/// that reads the same state. Where the map has a gradient, a second state and C + M + D elements a token more, for
+/// `vjp` and `vjp_causal`, and of a rule that corrects a third state and 2 C + 4 M elements a token. Inline, without
+/// heap, where D, C, M and H are compile-time constants. One workspace serves one call at a time; a copy is as good as
+/// a new one.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
           bool Gradients, rule_traits Rule>
 class workspace {

@@ -24,17 +24,16 @@ namespace detail {
 inline constexpr Eigen::Index correction_block = half_block / 2;
 
 /// The scratch of one head: rows of features (C) and values (M) as in head_rows, block by block. A block of B tokens
-/// has `reads` B rows that read (those of the corrections, then those of the queries), `writes` B that write (first
-/// those of u where there are two), and `carry`, g_B0 (C).
+/// has `reads` B rows that read (those of the corrections, then those of each reader's queries), `writes` B that write
+/// (first those of u where there are two), and `carry`, g_B0 (C).
 template <rule_traits Rule>
 struct correction_shape {
-  static constexpr Eigen::Index reads = 2;
+  static constexpr Eigen::Index reads(Eigen::Index readers) { return 1 + readers; }
   static constexpr Eigen::Index writes = Rule.writes();
-  /// B x B coefficients of a block: of every reading row with every writing one.
-  static constexpr Eigen::Index triangles = reads * writes;
 };
 
-/// One head's packed rows before correction: features (T, C), decays (T) or (T, C), beta (T).
+/// One head's packed rows before correction: features (T, C), of its readers' queries (T, R, C), decays (T) or (T, C),
+/// beta (T).
 template <class T>
 struct correction_inputs {
   const T* q = nullptr;
@@ -54,10 +53,11 @@ struct correction_rows {
   T* coefficients;  // (blocks, reads, writes, B, B)
 };
 
-/// The rows and coefficients of one block; x points at its first token, y at the block. With Reads = false the rows of
-/// the queries, and their coefficients, are left out.
-template <Eigen::Index B, rule_traits Rule, bool Reads, class T>
-LINATTN_INLINE void prepare_block(const correction_inputs<T>& x, const correction_rows<T>& y, Eigen::Index stride) {
+/// The rows and coefficients of one block; x points at its first token, y at the block; queries are query_stride apart.
+/// Without Reads the rows of the queries, and their coefficients, are left out; without Writes, all others.
+template <Eigen::Index B, rule_traits Rule, bool Reads, bool Writes, class T>
+LINATTN_INLINE void prepare_block(const correction_inputs<T>& x, const correction_rows<T>& y, Eigen::Index stride,
+                                  Eigen::Index query_stride) {
   using P = packet<T>;
   using shape = correction_shape<Rule>;
   constexpr bool rank_one = Rule.corrects == correction::rank_one;
@@ -97,13 +97,14 @@ LINATTN_INLINE void prepare_block(const correction_inputs<T>& x, const correctio
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
       using before = std::integral_constant<Eigen::Index, number<decltype(i)> - 1>;
       constexpr auto first = std::integral_constant<Eigen::Index, 0>();
-      if constexpr (rank_one) {
+      if constexpr (Writes && rank_one) {
         meet(P::load(x.a + i * stride + c), first, i, before());
-      } else {
+      } else if constexpr (Writes) {
         meet(decayed(writing[0][i], i), first, i, before());
       }
-      if constexpr (Reads) meet(P::load(x.q + i * stride + c), std::integral_constant<Eigen::Index, 1>(), i, i);
+      if constexpr (Reads) meet(P::load(x.q + i * query_stride + c), std::integral_constant<Eigen::Index, 1>(), i, i);
     });
+    if constexpr (!Writes) continue;
     P rest(T(1));
     unroll<B>([&](auto step) LINATTN_INLINE_LAMBDA {
       constexpr Eigen::Index j = B - 1 - number<decltype(step)>;
@@ -119,7 +120,7 @@ LINATTN_INLINE void prepare_block(const correction_inputs<T>& x, const correctio
     unroll<shape::writes>([&](auto w) LINATTN_INLINE_LAMBDA {
       unroll<B * B>([&](auto ij) LINATTN_INLINE_LAMBDA {
         constexpr Eigen::Index i = number<decltype(ij)> / B, j = number<decltype(ij)> % B;
-        if constexpr (j < i || (number<decltype(r)> == 1 && j == i)) {
+        if constexpr (number<decltype(r)> == 0 ? Writes && j < i : j <= i) {
           y.coefficients[((r * shape::writes + w) * B + i) * B + j] = sum(product[r][w][i][j]);
         }
       });
@@ -128,10 +129,11 @@ LINATTN_INLINE void prepare_block(const correction_inputs<T>& x, const correctio
 }
 
 /// u_i and out_i of one block in one panel. `read` (reads B, M) is what the reading rows found in S_0; values (writes
-/// B, M) hold v in their last B rows, and get u in their first; out (B, M).
-template <Eigen::Index B, Eigen::Index Packets, rule_traits Rule, bool Reads, class T>
+/// B, M) hold v in their last B rows, and get u in their first, or without Writes hold it already; out (B, M), its rows
+/// out_stride apart.
+template <Eigen::Index B, Eigen::Index Packets, rule_traits Rule, bool Reads, bool Writes, class T>
 LINATTN_INLINE void substitute(const T* coefficients, const T* beta, const T* read, T* values, T* out,
-                               Eigen::Index row_stride) {
+                               Eigen::Index row_stride, Eigen::Index out_stride) {
   using P = packet<T>;
   using shape = correction_shape<Rule>;
   constexpr Eigen::Index writes = shape::writes;
@@ -140,18 +142,24 @@ LINATTN_INLINE void substitute(const T* coefficients, const T* beta, const T* re
   const auto at = [&](auto* x, Eigen::Index i, Eigen::Index p)
                       LINATTN_INLINE_LAMBDA { return x + i * row_stride + p * P::size; };
   unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-    const auto add_earlier = [&](auto r, auto count, auto& total) LINATTN_INLINE_LAMBDA {
+    P total[Packets];
+    const auto add_earlier = [&](auto r, auto count, auto& to) LINATTN_INLINE_LAMBDA {
       unroll<number<decltype(count)>>([&](auto j) LINATTN_INLINE_LAMBDA {
         unroll<writes>([&](auto w) LINATTN_INLINE_LAMBDA {
           const P by = P::broadcast(coefficients + ((r * writes + w) * B + i) * B + j);
-          unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p] = fma(by, written[w][j][p], total[p]); });
+          unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { to[p] = fma(by, written[w][j][p], to[p]); });
         });
       });
     };
-    P total[Packets];
-    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p] = P::load(at(read, i, p)); });
-    add_earlier(std::integral_constant<Eigen::Index, 0>(), i, total);
+    if constexpr (Writes) {
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p] = P::load(at(read, i, p)); });
+      add_earlier(std::integral_constant<Eigen::Index, 0>(), i, total);
+    }
     unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
+      if constexpr (!Writes) {
+        unroll<writes>([&](auto w) LINATTN_INLINE_LAMBDA { written[w][i][p] = P::load(at(values, w * B + i, p)); });
+        return;
+      }
       const P value = P::load(at(values, (writes - 1) * B + i, p));
       if constexpr (rank_one) {
         written[0][i][p] = total[p];
@@ -165,20 +173,23 @@ LINATTN_INLINE void substitute(const T* coefficients, const T* beta, const T* re
       unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p] = P::load(at(read, B + i, p)); });
       add_earlier(std::integral_constant<Eigen::Index, 1>(),
                   std::integral_constant<Eigen::Index, number<decltype(i)> + 1>(), total);
-      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p].store(at(out, i, p)); });
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[p].store(out + i * out_stride + p * P::size); });
     }
   });
 }
 
 /// `blocks` blocks of one head against its S (C, M). values (blocks, writes B, M) come with v in the last B rows of a
-/// block and leave with u in the first; out (T, M); `read` is scratch of one block, (reads B, M). Where `clears`, the
-/// last block clears what has decayed into silence.
-template <Eigen::Index B, rule_traits Rule, bool Reads, class T, class Layout>
+/// block and leave with u in the first; out (T, R, M); `read` is scratch of one block, (reads B, M). Where `clears`,
+/// the last block clears what has decayed into silence.
+template <Eigen::Index B, rule_traits Rule, bool Reads, class T, class Layout, class Readers>
 LINATTN_INLINE void attend_corrected(const Layout& layout, Eigen::Index blocks, const correction_inputs<T>& x,
                                      const correction_rows<T>& y, T* values, T* read, T* out, T* S, bool clears,
-                                     const rows_ahead& next) {
+                                     const rows_ahead& next, Readers readers) {
   using shape = correction_shape<Rule>;
-  constexpr Eigen::Index reads = Reads ? 2 : 1, writes = shape::writes;
+  constexpr Eigen::Index writes = shape::writes;
+  constexpr Eigen::Index first_reads = Reads ? 2 : 1;  // rows a token that one call of the kernel reads
+  constexpr bool shared = Reads && !std::is_same_v<Readers, one_reader>;
+  const Eigen::Index reads = shape::reads(readers);
   constexpr bool decays = Rule.decay != decay_kind::none;
   constexpr kernel_form write{.writes = true, .decay = decays ? decay_axis::row : decay_axis::none, .once = true};
   constexpr Eigen::Index size = packet<T>::size;
@@ -186,16 +197,25 @@ LINATTN_INLINE void attend_corrected(const Layout& layout, Eigen::Index blocks, 
   const Eigen::Index stride = layout.feature_stride();
   const Eigen::Index row_stride = layout.row_stride();
   const auto block_of = [&](Eigen::Index n) LINATTN_INLINE_LAMBDA {
-    return correction_rows<T>{y.reading + n * shape::reads * B * stride, y.writing + n * writes * B * stride,
-                              y.carry + n * stride, y.coefficients + n * shape::triangles * B * B};
+    return correction_rows<T>{y.reading + n * reads * B * stride, y.writing + n * writes * B * stride,
+                              y.carry + n * stride, y.coefficients + n * reads * writes * B * B};
   };
   const Eigen::Index decay_stride = Rule.decay == decay_kind::per_feature ? stride : decays ? 1 : 0;
   for (Eigen::Index n = 0; n < blocks; ++n) {
     const Eigen::Index i = n * B * stride;
-    correction_inputs<T> block{x.q + i, x.k + i};
+    correction_inputs<T> block{x.q + i * readers, x.k + i};
     if constexpr (Rule.corrects == correction::rank_one) block.a = x.a + i, block.b = x.b + i;
     if constexpr (decays) block.decay = x.decay + n * B * decay_stride;
-    prepare_block<B, Rule, Reads>(block, block_of(n), stride);
+    correction_rows<T> rows = block_of(n);
+    prepare_block<B, Rule, Reads, true>(block, rows, stride, readers * stride);
+    if constexpr (shared) {
+      for (Eigen::Index r = 1; r < readers; ++r) {
+        block.q += stride;
+        rows.reading += B * stride;
+        rows.coefficients += writes * B * B;
+        prepare_block<B, Rule, true, false>(block, rows, stride, readers * stride);
+      }
+    }
   }
   for_each_panel<2, T>(row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel,
                                        Eigen::Index panels) LINATTN_INLINE_LAMBDA {
@@ -206,9 +226,26 @@ LINATTN_INLINE void attend_corrected(const Layout& layout, Eigen::Index blocks, 
       const correction_rows<T> rows = block_of(n);
       T* const u = values + n * writes * B * row_stride + m;
       const head_rows<T> reading{rows.reading, nullptr, nullptr, read + m};
-      call_micro_block<reads * B, packets, reads_only, T>(reading, S + m, stride, row_stride, features, false, false);
-      substitute<B, packets, Rule, Reads>(rows.coefficients, x.beta + n * B, read + m, u, out + n * B * row_stride + m,
-                                          row_stride);
+      call_micro_block<first_reads * B, packets, reads_only, T>(reading, S + m, stride, row_stride, features, false,
+                                                                false);
+      T* const to = out + n * B * readers * row_stride + m;
+      substitute<B, packets, Rule, Reads, true>(rows.coefficients, x.beta + n * B, read + m, u, to, row_stride,
+                                                readers * row_stride);
+      if constexpr (shared) {
+        const auto read_more = [&](auto count, Eigen::Index r) LINATTN_INLINE_LAMBDA {
+          const head_rows<T> more{rows.reading + r * B * stride, nullptr, nullptr, read + r * B * row_stride + m};
+          call_micro_block<count * B, packets, reads_only, T>(more, S + m, stride, row_stride, features, false, false);
+        };
+        Eigen::Index r = 2;
+        for (; r + 2 <= reads; r += 2) read_more(std::integral_constant<Eigen::Index, 2>(), r);
+        if (r < reads) read_more(std::integral_constant<Eigen::Index, 1>(), r);
+        // Rows r of the readings are those of reader r - 1; substitute counts from the row of corrections before them.
+        for (r = 1; r < readers; ++r) {
+          substitute<B, packets, Rule, true, false>(rows.coefficients + r * writes * B * B, x.beta + n * B,
+                                                    read + r * B * row_stride + m, u, to + r * row_stride, row_stride,
+                                                    readers * row_stride);
+        }
+      }
       head_rows<T> writing{nullptr, rows.writing, u, nullptr};
       if constexpr (decays) writing.decay = rows.carry;
       call_micro_block<writes * B, packets, write, T>(writing, S + m, stride, row_stride, features, false,

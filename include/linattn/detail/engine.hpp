@@ -55,6 +55,16 @@ struct engine_access {
 template <rule_traits Rule, kernel_form Form, Eigen::Index B>
 inline constexpr Eigen::Index block_of = Rule.corrects != correction::none&& Form.writes&& B > 1 ? correction_block : B;
 
+/// f(readers) for a state's number of readers, which is one_reader unless heads are shared.
+template <class Layout, kernel_form Form, class F>
+LINATTN_INLINE void with_readers(const Layout& layout, const F& f) {
+  using several = extent<Eigen::Dynamic>;
+  if constexpr (decltype(Layout::heads)::can_share && Form.reads && Form.writes) {
+    if (layout.heads.readers > 1) return f(several(layout.heads.readers));
+  }
+  f(one_reader());
+}
+
 /// What a pass needs beside its arguments: the operator's constants.
 template <class Map, class T, class Layout>
 struct engine {
@@ -66,71 +76,84 @@ struct engine {
   denominator_policy policy;
   bool normalizes;
 
-  /// `state` is the slab; q, k, v, out are packed (N, H D), (N, H D), (N, H M), (N, H M), unused ones empty. `position`
-  /// is that of row 0. denominators (N, H), optional: q.z before the policy. `layout.tokens()` tokens at a time,
-  /// head by head; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's
+  /// `state` is the slab; q, k, v, out are packed (N, heads D) or (N, heads M), unused ones empty. `position`
+  /// is that of row 0. denominators (N, heads), optional: q.z before the policy. `layout.tokens()` tokens at a time,
+  /// state by state; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's
   /// bits do not depend on what follows it.
   template <Eigen::Index B, kernel_form Form>
   void pass(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
             const matrix_view<const T>& k, const matrix_view<const T>& v, const rule_views<T>& gates,
             const matrix_view<T>& out, Eigen::Index position, T* scratch,
             const matrix_view<T>& denominators_out = {}) const {
-    constexpr Eigen::Index block = block_of<rule, Form, B>;
-    // Writing alone has no denominators, whatever the operator's choice.
-    if (rule.normalizes && Form.reads && (normalizes || denominators_out.rows() > 0)) {
-      pass_rows<block, Form, rule.normalizes && Form.reads>(tokens, state, q, k, v, gates, out, position, scratch,
-                                                            denominators_out);
-    } else {
-      pass_rows<block, Form, false>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out);
-    }
+    with_readers<Layout, Form>(layout, [&](const auto& readers) LINATTN_INLINE_LAMBDA {
+      constexpr bool shared = !std::is_same_v<std::decay_t<decltype(readers)>, one_reader>;
+      constexpr Eigen::Index block = block_of < rule, Form, shared && rule.corrects == correction::none ? 1 : B > ;
+      // Writing alone has no denominators, whatever the operator's choice.
+      if (rule.normalizes && Form.reads && (normalizes || denominators_out.rows() > 0)) {
+        pass_rows<block, Form, rule.normalizes && Form.reads>(tokens, state, q, k, v, gates, out, position, scratch,
+                                                              denominators_out, readers);
+      } else {
+        pass_rows<block, Form, false>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out, readers);
+      }
+    });
   }
 
   /// Rows of less than this are taken to be in L2 already, where fetching them would cost and save nothing.
   static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
 
  private:
-  template <Eigen::Index B, kernel_form Form, bool Normalizes>
+  template <Eigen::Index B, kernel_form Form, bool Normalizes, class Readers>
   void pass_rows(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
                  const matrix_view<const T>& k, const matrix_view<const T>& v, const rule_views<T>& gates,
-                 const matrix_view<T>& out, Eigen::Index position, T* scratch,
-                 const matrix_view<T>& denominators_out) const {
+                 const matrix_view<T>& out, Eigen::Index position, T* scratch, const matrix_view<T>& denominators_out,
+                 const Readers& readers) const {
     constexpr bool corrects = rule.corrects != correction::none && Form.writes;
-    T* const queries = scratch + layout.queries();            // (T, C)
+    constexpr bool shared = !std::is_same_v<Readers, one_reader>;
+    T* const queries = scratch + layout.queries();            // (T, R, C)
     T* const keys = scratch + layout.keys();                  // (T, C)
     T* const values = scratch + layout.values();              // (T, M), two rows a token where two are written
-    T* const outputs = scratch + layout.outputs();            // (T, M)
-    T* const denominators = scratch + layout.denominators();  // (T)
+    T* const outputs = scratch + layout.outputs();            // (T, R, M)
+    T* const denominators = scratch + layout.denominators();  // (T, R)
     T* const tile = scratch + layout.tile();                  // (T, D)
-    const Eigen::Index heads = layout.state.heads;
+    const auto& heads = layout.heads;
+    const Eigen::Index turns = Form.writes ? Eigen::Index(heads.states) : heads.outputs();
     const Eigen::Index head_dim = layout.head_dim;
     const Eigen::Index value_dim = layout.state.value_dim;
     const Eigen::Index most = layout.tokens();
-    const bool far = tokens * 2 * heads * (head_dim + value_dim) * Eigen::Index(sizeof(T)) > near_bytes;
+    const bool far =
+        tokens * (heads.states + heads.outputs()) * (head_dim + value_dim) * Eigen::Index(sizeof(T)) > near_bytes;
 
     for (Eigen::Index first = 0; first < tokens; first += most) {
       const Eigen::Index rows = std::min(most, tokens - first);
-      for (Eigen::Index h = 0; h < heads; ++h) {
-        const tile_position where{position + first, h};
+      for (Eigen::Index turn = 0; turn < turns; ++turn) {
+        const Eigen::Index h = Form.writes ? turn : heads.state_of(turn);
+        const auto output_of = [&](Eigen::Index reader)
+                                   LINATTN_INLINE_LAMBDA { return shared ? heads.output_of(h, reader) : turn; };
         if constexpr (Form.reads) {
-          pack_features<role::query>(map, layout, q.row(first) + h * head_dim, q.row_stride(), rows, B, query_scale,
-                                     where, tile, queries);
+          for (Eigen::Index r = 0; r < readers; ++r) {
+            const Eigen::Index head = heads.query_of(output_of(r));
+            pack_features<role::query>(map, layout, q.row(first) + head * head_dim, q.row_stride(), rows, B,
+                                       query_scale, tile_position{position + first, head}, tile,
+                                       queries + r * layout.state.feature_stride(), readers);
+          }
         }
         if constexpr (Form.writes) {
-          pack_features<role::key>(map, layout, k.row(first) + h * head_dim, k.row_stride(), rows, B, T(1), where, tile,
-                                   keys);
+          const Eigen::Index head = heads.key_of(h);
+          pack_features<role::key>(map, layout, k.row(first) + head * head_dim, k.row_stride(), rows, B, T(1),
+                                   tile_position{position + first, head}, tile, keys);
           pack_values(layout, v.row(first) + h * value_dim, v.row_stride(), rows, B, values);
         }
         rows_ahead next;
-        if (B > 1 && far) {
-          next = h + 1 < heads
-                     ? ahead<Form>(q, k, v, gates, out, first, rows, h + 1)
-                     : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0);
+        if ((shared ? heads.are_neighbours() : B > 1) && far) {
+          next = turn + 1 < turns ? ahead<Form>(q, k, v, gates, out, first, rows, turn + 1, readers)
+                                  : ahead<Form>(q, k, v, gates, out, first + rows,
+                                                std::min(most, tokens - first - rows), 0, readers);
         }
         const auto S = state + h * layout.state.head_stride();
         const bool clears = B > 1 || (position + first) % steps_to_clear == 0;
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {
-          attend_corrected<B, Form>(gates, first, rows, h, scratch, S, clears, next);
+          attend_corrected<B, Form>(gates, first, rows, h, scratch, S, clears, next, readers);
         } else {
           head_rows<T> x{queries, keys, values, outputs};
           x.clears = clears;
@@ -139,31 +162,34 @@ struct engine {
             pack_decays<rule>(layout, gates, first, rows, h, B, decay, S + layout.state.log_decay_offset());
             x.decay = decay;
           }
-          if constexpr (rule.log_scaled) x.decay = scale_features<Form>(gates, first, rows, h, B, scratch, S);
+          if constexpr (rule.log_scaled) x.decay = scale_features<Form>(gates, first, rows, h, B, scratch, S, readers);
           constexpr kernel_form form = with_rule(Form);
-          if constexpr (form.reads_first) x.bonus = pack_bonus(gates.bonus, first, rows, h, B, scratch);
-          attend_head<B, form, Normalizes, T>(layout.state, blocks, x, S, denominators, next);
+          if constexpr (form.reads_first) x.bonus = pack_bonus(gates.bonus, first, rows, h, B, scratch, readers);
+          attend_head<B, form, Normalizes, T>(layout.state, blocks, x, S, denominators, next, readers);
         }
         if constexpr (Form.reads) {
-          T* const to = out.row(first) + h * value_dim;
-          const T* const scales = scratch + layout.beta();  // logarithms, where the rule is log-scaled
+          const T* const scales = scratch + layout.beta();  // (T, R), logarithms, where the rule is log-scaled
           if (Normalizes && denominators_out.rows() > 0) {
             for (Eigen::Index r = 0; r < rows; ++r) {
-              denominators_out(first + r, h) =
+              denominators_out(first + r, turn) =
                   rule.log_scaled ? denominators[r] * std::exp(scales[r]) : denominators[r];
             }
           }
-          if constexpr (rule.log_scaled) {
-            for (Eigen::Index r = 0; r < rows; ++r) {
-              denominators[r] = Normalizes && normalizes
-                                    ? policy.at_scale(scales[r])(denominators[r])
-                                    : std::max(std::exp(-scales[r]), std::numeric_limits<T>::min());
+          for (Eigen::Index i = 0; rule.log_scaled && i < rows * readers; ++i) {
+            denominators[i] = Normalizes && normalizes ? policy.at_scale(scales[i])(denominators[i])
+                                                       : std::max(std::exp(-scales[i]), std::numeric_limits<T>::min());
+          }
+          for (Eigen::Index r = 0; r < readers; ++r) {
+            const T* const from = outputs + r * layout.state.row_stride();
+            T* const to = out.row(first) + output_of(r) * value_dim;
+            if constexpr (rule.log_scaled) {
+              unpack_outputs<true>(layout, from, denominators + r, denominator_policy(), to, out.row_stride(), rows,
+                                   readers);
+            } else if (Normalizes && normalizes) {
+              unpack_outputs<true>(layout, from, denominators + r, policy, to, out.row_stride(), rows, readers);
+            } else {
+              unpack_outputs<false>(layout, from, denominators + r, policy, to, out.row_stride(), rows, readers);
             }
-            unpack_outputs<true>(layout, outputs, denominators, denominator_policy(), to, out.row_stride(), rows);
-          } else if (Normalizes && normalizes) {
-            unpack_outputs<true>(layout, outputs, denominators, policy, to, out.row_stride(), rows);
-          } else {
-            unpack_outputs<false>(layout, outputs, denominators, policy, to, out.row_stride(), rows);
           }
         }
       }
@@ -185,8 +211,8 @@ struct engine {
   /// each query's scale.
   template <kernel_form Form>
   LINATTN_INLINE const T* scale_features(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
-                                         Eigen::Index head, Eigen::Index block, T* scratch,
-                                         state_pointer<Form, T> S) const {
+                                         Eigen::Index head, Eigen::Index block, T* scratch, state_pointer<Form, T> S,
+                                         Eigen::Index readers) const {
     using P = packet<T>;
     const Eigen::Index features = layout.state.features;
     const Eigen::Index stride = layout.state.feature_stride();
@@ -199,44 +225,46 @@ struct engine {
         T* const log_decays = rule.decay == decay_kind::per_head ? scales : decays;
         pack_decays<rule>(layout, gates, first, rows, head, block, log_decays, S + layout.state.log_decay_offset());
       }
-      scale_keys<rule, Form.reads>(rows, features, stride, scratch + layout.keys(), queries, scales, decays, mu);
+      scale_keys<rule, Form.reads>(rows, features, stride, scratch + layout.keys(), queries, scales, decays, mu,
+                                   readers);
       std::fill(decays + rows * stride, decays + round_up(rows, block) * stride, T(1));
     } else {
-      for (Eigen::Index r = 0; r < rows; ++r) {
+      for (Eigen::Index r = 0; r < rows * readers; ++r) {
         for (Eigen::Index c = 0; c < features; c += P::size) {
           (P::load(queries + r * stride + c) + P::load(mu + c)).store(queries + r * stride + c);
         }
       }
     }
-    if constexpr (Form.reads) scale_queries(rows, features, stride, queries, scales);
+    if constexpr (Form.reads) scale_queries(rows * readers, features, stride, queries, scales);
     return decays;
   }
 
-  /// bonus (rows) = sum_c q[c] bonus[c] k[c], of the packed features.
+  /// bonus (rows, R) = sum_c q[c] bonus[c] k[c], of the packed features.
   LINATTN_INLINE const T* pack_bonus(const matrix_view<const T>& bonus, Eigen::Index first, Eigen::Index rows,
-                                     Eigen::Index head, Eigen::Index block, T* scratch) const {
+                                     Eigen::Index head, Eigen::Index block, T* scratch, Eigen::Index readers) const {
     using P = packet<T>;
     T* const to = scratch + layout.denominators();
     const Eigen::Index features = layout.state.features;
-    for (Eigen::Index r = 0; r < rows; ++r) {
+    for (Eigen::Index n = 0; n < rows * readers; ++n) {
+      const Eigen::Index r = n / readers;
       const T* const weight = bonus.row(first + r) + head * features;
-      const Eigen::Index row = r * layout.state.feature_stride();
-      const T* const q = scratch + layout.queries() + row;
-      const T* const k = scratch + layout.keys() + row;
+      const T* const q = scratch + layout.queries() + n * layout.state.feature_stride();
+      const T* const k = scratch + layout.keys() + r * layout.state.feature_stride();
       P total = P::zero();
       for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
         total = fma(P::load(q + c) * load_up_to(weight + c, left), P::load(k + c), total);
       });
-      to[r] = sum(total);
+      to[n] = sum(total);
     }
-    std::fill(to + rows, to + round_up(rows, block), T(0));
+    std::fill(to + rows * readers, to + round_up(rows, block) * readers, T(0));
     return to;
   }
 
   /// The packed rows of one head, features and values, through correction.hpp.
-  template <Eigen::Index B, kernel_form Form>
+  template <Eigen::Index B, kernel_form Form, class Readers>
   LINATTN_INLINE void attend_corrected(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
-                                       Eigen::Index head, T* scratch, T* S, bool clears, const rows_ahead& next) const {
+                                       Eigen::Index head, T* scratch, T* S, bool clears, const rows_ahead& next,
+                                       const Readers& readers) const {
     const Eigen::Index stride = layout.state.feature_stride();
     const Eigen::Index row_stride = layout.state.row_stride();
     const Eigen::Index blocks = round_up(rows, B) / B;
@@ -268,22 +296,26 @@ struct engine {
     const correction_rows<T> y{scratch + layout.reading(), scratch + layout.writing(), scratch + layout.carry(),
                                scratch + layout.coefficients()};
     detail::attend_corrected<B, rule, Form.reads>(layout.state, blocks, x, y, values, scratch + layout.found(),
-                                                  scratch + layout.outputs(), S, clears, next);
+                                                  scratch + layout.outputs(), S, clears, next, readers);
   }
 
-  /// The rows of one head that packing will touch.
+  /// The rows of one state's or one output's turn that packing will touch. Those of several readers lie side by side.
   template <kernel_form Form>
   LINATTN_INLINE rows_ahead ahead(const matrix_view<const T>& q, const matrix_view<const T>& k,
                                   const matrix_view<const T>& v, const rule_views<T>& gates, const matrix_view<T>& out,
-                                  Eigen::Index first, Eigen::Index rows, Eigen::Index head) const {
+                                  Eigen::Index first, Eigen::Index rows, Eigen::Index turn,
+                                  Eigen::Index readers) const {
     rows_ahead next(rows);
     if (rows <= 0) return next;
-    const auto add = [&](const auto& x, Eigen::Index dim)
+    const auto add = [&](const auto& x, Eigen::Index head, Eigen::Index dim)
                          LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim, head == 0); };
-    if constexpr (Form.reads) add(q, layout.head_dim);
-    if constexpr (Form.writes) add(k, layout.head_dim), add(v, layout.state.value_dim);
-    if constexpr (Form.writes && rule.decay == decay_kind::per_feature) add(gates.log_decay, layout.state.features);
-    if constexpr (Form.reads) add(out, layout.state.value_dim);
+    if constexpr (Form.reads) add(q, readers > 1 ? turn : layout.heads.query_of(turn), readers * layout.head_dim);
+    if constexpr (Form.writes) {
+      add(k, layout.heads.key_of(turn), layout.head_dim);
+      add(v, turn, layout.state.value_dim);
+      if constexpr (rule.decay == decay_kind::per_feature) add(gates.log_decay, turn, layout.state.features);
+    }
+    if constexpr (Form.reads) add(out, turn, readers * layout.state.value_dim);
     return next;
   }
 };

@@ -46,7 +46,7 @@ LINATTN_INLINE void attend_residuals(const Layout& layout, Eigen::Index blocks, 
   for (Eigen::Index n = 0; n < blocks; ++n) {
     correction_inputs<T> block{nullptr, x.k + n * B * stride};
     if constexpr (decays) block.decay = x.decay + n * B * (Rule.decay == decay_kind::per_feature ? stride : 1);
-    prepare_block<B, Rule, false>(block, block_of(n), stride);
+    prepare_block<B, Rule, false, true>(block, block_of(n), stride, stride);
   }
   const auto solve = [&](auto packets, const T* coefficients, const T* beta, const T* found, T* residuals,
                          T* written) LINATTN_INLINE_LAMBDA {
@@ -91,18 +91,19 @@ LINATTN_INLINE void attend_backwards(const Layout& layout, Eigen::Index blocks, 
   // reading rows those that see their own token are k here, and what they are to -k dv^T of that token is not used.
   constexpr rule_traits two_rows{.decay = Rule.decay, .corrects = correction::rank_one};
   using shape = correction_shape<two_rows>;
+  constexpr Eigen::Index reads = shape::reads(1);
   constexpr bool decays = Rule.decay != decay_kind::none;
   constexpr kernel_form write = writes_block(Rule, decay_axis::row);
   const Eigen::Index features = layout.features, stride = layout.feature_stride(), row_stride = layout.row_stride();
   const auto block_of = [&](Eigen::Index n) LINATTN_INLINE_LAMBDA {
-    return correction_rows<T>{y.reading + n * shape::reads * B * stride, y.writing + n * shape::writes * B * stride,
-                              y.carry + n * stride, y.coefficients + n * shape::triangles * B * B};
+    return correction_rows<T>{y.reading + n * reads * B * stride, y.writing + n * shape::writes * B * stride,
+                              y.carry + n * stride, y.coefficients + n * reads * shape::writes * B * B};
   };
   for (Eigen::Index n = 0; n < blocks; ++n) {
     const T* const k = x.k + n * B * stride;
     correction_inputs<T> block{k, x.q + n * B * stride, k, k};
     if constexpr (decays) block.decay = x.decay + n * B * (Rule.decay == decay_kind::per_feature ? stride : 1);
-    prepare_block<B, two_rows, true>(block, block_of(n), stride);
+    prepare_block<B, two_rows, true, true>(block, block_of(n), stride, stride);
   }
   const auto solve = [&](auto packets, const T* coefficients, const T* beta, const T* before, T* rows, T* result)
                          LINATTN_INLINE_LAMBDA {

@@ -37,6 +37,10 @@ inline constexpr Eigen::Index causal_block = 4;
 inline constexpr Eigen::Index half_block = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
 inline constexpr Eigen::Index widest_block = 8;
 
+/// Heads that read one state in one go: a token is written once and read with a row of each, in as many accumulators as
+/// the reading kernel has. More of them take several goes, of which all but the last leave the state as it was.
+inline constexpr Eigen::Index most_readers = half_block;
+
 /// Packets of a panel. A decode step has registers for four, and moves most with 128 bytes a row: 2 packets of 64
 /// bytes, 4 of 32 or less. Change it here and run `bench_roofline --benchmark_filter=kernel_causal/B:1` to see the
 /// others.
@@ -52,13 +56,16 @@ inline constexpr Eigen::Index most_tokens = 32;
 enum class decay_axis { none, token, row, column };
 
 /// What a kernel does. `once`: a decay belongs to the block's first token, and the others have none.
-/// `reads_first`: a token is read before it is written, and its output begins as bonus_i v_i.
+/// `reads_first`: a token is read before it is written, and its output begins as bonus_i v_i. `readers`: rows that read
+/// each token. Without `keeps` the state stays as it was, and only what is read knows what was written.
 struct kernel_form {
   bool reads = false;
   bool writes = false;
   decay_axis decay = decay_axis::none;
   bool once = false;
   bool reads_first = false;
+  Eigen::Index readers = 1;
+  bool keeps = true;
 };
 inline constexpr kernel_form reads_only{.reads = true};
 inline constexpr kernel_form writes_only{.writes = true};
@@ -69,7 +76,8 @@ template <kernel_form Form, class T>
 using state_pointer = std::conditional_t<Form.writes, T*, const T*>;
 
 /// The packed rows of one head: token i has q + i * feature_stride (C), k likewise, v + i * row_stride (M), out
-/// likewise; a decay of its own, decay[i], or a row of them as long as its k (row) or its v (column); and bonus[i].
+/// likewise; a decay of its own, decay[i], or a row of them as long as its k (row) or its v (column); and bonus[i]. Of
+/// R readers number r has row i R + r of q and out, and entry i R + r of bonus.
 template <class T>
 struct head_rows {
   const T* q = nullptr;
@@ -89,17 +97,18 @@ inline constexpr Eigen::Index steps_to_clear = 16;
 template <class T>
 inline constexpr T silence = T(0x1p-100);
 
-/// One micro-block against `rows` rows of `Packets` packets of value columns. q, k (B, rows) have rows feature_stride
-/// apart; v, out (B, Packets) and S (rows, Packets) row_stride. Outputs are set, or added to where `adds`; entries of S
-/// below `silence` are cleared where `clears`. Pointers move with the row of S: addresses computed from its index would
-/// cost more than the arithmetic of a short block.
+/// One micro-block against `rows` rows of `Packets` packets of value columns. q (B R, rows), k (B, rows) have rows
+/// feature_stride apart; v (B, Packets), out (B R, Packets) and S (rows, Packets) row_stride. Outputs are set, or added
+/// to where `adds`; entries of S below `silence` are cleared where `clears`. Pointers move with the row of S: addresses
+/// computed from its index would cost more than the arithmetic of a short block.
 template <Eigen::Index B, Eigen::Index Packets, kernel_form Form, class T>
 LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen::Index feature_stride,
                                 Eigen::Index row_stride, Eigen::Index rows, bool adds, bool clears) {
   using P = packet<T>;
   constexpr Eigen::Index decays = Form.once ? 1 : B;
+  constexpr Eigen::Index R = Form.readers;
   P value[B][Packets];        // (B, Packets)
-  P output[B][Packets];       // (B, Packets)
+  P output[B * R][Packets];   // (B R, Packets)
   P factor[decays][Packets];  // (B), or (B, Packets) along the columns
   unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
     if constexpr (Form.decay == decay_axis::token && number<decltype(i)> < decays) {
@@ -111,10 +120,15 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
       if constexpr (Form.decay == decay_axis::column && number<decltype(i)> < decays) {
         factor[i][p] = P::load(x.decay + i * row_stride + m);
       }
+    });
+  });
+  unroll<Form.reads ? B * R : 0>([&](auto i) LINATTN_INLINE_LAMBDA {
+    unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
+      constexpr Eigen::Index m = number<decltype(p)> * P::size;
       if constexpr (Form.reads_first) {
-        output[i][p] =
-            adds ? P::load(x.out + i * row_stride + m) : P::broadcast(x.bonus + i) * P::load(x.v + i * row_stride + m);
-      } else if constexpr (Form.reads) {
+        output[i][p] = adds ? P::load(x.out + i * row_stride + m)
+                            : P::broadcast(x.bonus + i) * P::load(x.v + i / R * row_stride + m);
+      } else {
         output[i][p] = adds ? P::load(x.out + i * row_stride + m) : P::zero();
       }
     });
@@ -122,9 +136,12 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
   for (; rows > 0; --rows, S += row_stride) {
     P row[Packets];
     unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load(S + p * P::size); });
-    const auto read = [&](auto i) LINATTN_INLINE_LAMBDA {
-      const P query = P::broadcast(x.q + i * feature_stride);
-      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p] = fma(query, row[p], output[i][p]); });
+    const auto read = [&](auto token) LINATTN_INLINE_LAMBDA {
+      unroll<R>([&](auto r) LINATTN_INLINE_LAMBDA {
+        constexpr Eigen::Index i = number<decltype(token)> * R + number<decltype(r)>;
+        const P query = P::broadcast(x.q + i * feature_stride);
+        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p] = fma(query, row[p], output[i][p]); });
+      });
     };
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
       if constexpr (Form.reads_first) read(i);
@@ -140,16 +157,18 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
       }
       if constexpr (Form.reads && !Form.reads_first) read(i);
     });
-    if constexpr (Form.decay != decay_axis::none) {
+    if constexpr (Form.decay != decay_axis::none && Form.keeps) {
       if (clears) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = zero_below(row[p], silence<T>); });
     }
-    if constexpr (Form.writes) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(S + p * P::size); });
+    if constexpr (Form.writes && Form.keeps) {
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(S + p * P::size); });
+    }
     if constexpr (Form.reads) ++x.q;
     if constexpr (Form.writes) ++x.k;
     if constexpr (Form.decay == decay_axis::row) ++x.decay;
   }
   if constexpr (Form.reads) {
-    unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
+    unroll<B * R>([&](auto i) LINATTN_INLINE_LAMBDA {
       unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { output[i][p].store(x.out + i * row_stride + p * P::size); });
     });
   }
@@ -163,15 +182,16 @@ LINATTN_NOINLINE void call_micro_block(const head_rows<T>& x, state_pointer<Form
   micro_block<B, Packets, Form, T>(x, S, feature_stride, row_stride, rows, adds, clears);
 }
 
-/// The normaliser's half of a micro-block: z (C) and, where Normalizes, one denominator a token. q, k (B, C) and z are
-/// padded with zeros to whole packets, `stride` elements; decays vary along the features, or not at all.
+/// The normaliser's half of a micro-block: z (C) and, where Normalizes, one denominator a row of q. q (B R, C), k (B,
+/// C) and z are padded with zeros to whole packets, `stride` elements; decays vary along the features, or not at all.
 template <Eigen::Index B, bool Normalizes, kernel_form Form, class T>
 LINATTN_INLINE void normalizer_block(const head_rows<T>& x, Eigen::Index stride, state_pointer<Form, T> z,
                                      T* denominators) {
   static_assert(Form.decay == decay_axis::none || Form.decay == decay_axis::row);
   using P = packet<T>;
-  P product[B];  // (B)
-  unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { product[i] = P::zero(); });
+  constexpr Eigen::Index R = Form.readers;
+  P product[B * R];  // (B R)
+  unroll<B * R>([&](auto i) LINATTN_INLINE_LAMBDA { product[i] = P::zero(); });
   for (Eigen::Index c = 0; c < stride; c += P::size) {
     P total = P::load(z + c);
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
@@ -180,12 +200,17 @@ LINATTN_INLINE void normalizer_block(const head_rows<T>& x, Eigen::Index stride,
       } else if constexpr (Form.writes) {
         total = total + P::load(x.k + i * stride + c);
       }
-      if constexpr (Normalizes) product[i] = fma(P::load(x.q + i * stride + c), total, product[i]);
+      if constexpr (Normalizes) {
+        unroll<R>([&](auto r) LINATTN_INLINE_LAMBDA {
+          constexpr Eigen::Index row = number<decltype(i)> * R + number<decltype(r)>;
+          product[row] = fma(P::load(x.q + row * stride + c), total, product[row]);
+        });
+      }
     });
-    if constexpr (Form.writes) total.store(z + c);
+    if constexpr (Form.writes && Form.keeps) total.store(z + c);
   }
   if constexpr (Normalizes) {
-    unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { denominators[i] = sum(product[i]); });
+    unroll<B * R>([&](auto i) LINATTN_INLINE_LAMBDA { denominators[i] = sum(product[i]); });
   }
 }
 
@@ -214,37 +239,72 @@ LINATTN_INLINE void for_each_panel(Eigen::Index row_stride, const F& f) {
   }
 }
 
-/// `blocks` micro-blocks of one head against its S (C, M), without the normaliser. Panel by panel and tile by tile, so
+/// A head that is not shared: the default of what is templated on the number of readers.
+using one_reader = extent<1>;
+
+/// f(number r, form) for the goes in which `readers` heads read one token: number r is the first of form.readers.
+template <kernel_form Form, Eigen::Index Most = most_readers, class F>
+LINATTN_INLINE void for_each_go(Eigen::Index readers, const F& f, Eigen::Index first = 0) {
+  constexpr auto with = [](bool keeps) {
+    kernel_form form = Form;
+    form.readers = Most;
+    form.keeps = keeps;
+    return form;
+  };
+  if constexpr (Most > 1) {
+    for (; first + Most < readers; first += Most) f(first, std::integral_constant<kernel_form, with(false)>());
+  }
+  if (first + Most == readers) {
+    f(first, std::integral_constant<kernel_form, with(true)>());
+  } else if constexpr (Most > 1) {
+    for_each_go<Form, Most / 2>(readers, f, first);
+  }
+}
+
+/// `blocks` micro-blocks of one head against its S (C, M), without the normaliser. Of several readers, token by token.
+/// Panel by panel and tile by tile, so
 /// that a piece of the state stays in L1 while the blocks go by. The last block clears what has decayed into silence.
-template <Eigen::Index B, kernel_form Form, class T, class Layout>
+template <Eigen::Index B, kernel_form Form, class T, class Layout, class Readers = one_reader>
 LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
-                                  state_pointer<Form, T> S, const rows_ahead& next) {
+                                  state_pointer<Form, T> S, const rows_ahead& next, Readers readers = {}) {
+  constexpr bool shared = !std::is_same_v<Readers, one_reader>;
+  static_assert(!shared || B == 1);
   constexpr Eigen::Index size = packet<T>::size;
   const Eigen::Index features = layout.features;
   const Eigen::Index feature_stride = layout.feature_stride();
   const Eigen::Index row_stride = layout.row_stride();
-  for_each_panel<panel_packets<T, B>, T>(
+  for_each_panel<shared ? 2 : panel_packets<T, B>, T>(
       row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel, Eigen::Index panels) LINATTN_INLINE_LAMBDA {
         const auto blocks_of = [&](Eigen::Index c, const auto& before) LINATTN_INLINE_LAMBDA {
           const Eigen::Index rows = std::min(feature_tile<T>, features - c);
           for (Eigen::Index i = 0; i < blocks * B; i += B) {
             before(i);
-            head_rows<T> block{x.q + i * feature_stride + c, x.k + i * feature_stride + c, x.v + i * row_stride + m,
-                               x.out + i * row_stride + m};
+            const Eigen::Index row = i * readers;
+            head_rows<T> block{x.q + row * feature_stride + c, x.k + i * feature_stride + c, x.v + i * row_stride + m,
+                               x.out + row * row_stride + m};
             if constexpr (Form.decay == decay_axis::token) block.decay = x.decay + i;
             if constexpr (Form.decay == decay_axis::row) block.decay = x.decay + i * feature_stride + c;
             if constexpr (Form.decay == decay_axis::column) block.decay = x.decay + i * row_stride + m;
-            if constexpr (Form.reads_first) block.bonus = x.bonus + i;
+            if constexpr (Form.reads_first) block.bonus = x.bonus + row;
             const auto state = S + c * row_stride + m;
             const bool clears = x.clears && i + B == blocks * B;
-            if constexpr (B == 1 && is_small<Layout>) {
+            if constexpr (shared) {
+              for_each_go<Form>(readers, [&](Eigen::Index r, auto form) LINATTN_INLINE_LAMBDA {
+                head_rows<T> go = block;
+                go.q += r * feature_stride;
+                go.out += r * row_stride;
+                if constexpr (Form.reads_first) go.bonus += r;
+                call_micro_block<1, packets, decltype(form)::value, T>(go, state, feature_stride, row_stride, rows,
+                                                                       c > 0, clears);
+              });
+            } else if constexpr (B == 1 && is_small<Layout>) {
               micro_block<B, packets, Form, T>(block, state, feature_stride, row_stride, rows, c > 0, clears);
             } else {
               call_micro_block<B, packets, Form, T>(block, state, feature_stride, row_stride, rows, c > 0, clears);
             }
           }
         };
-        if constexpr (B == 1) {
+        if constexpr (B == 1 && !shared) {
           blocks_of(0, [](Eigen::Index) LINATTN_INLINE_LAMBDA {});
         } else {
           constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;
@@ -258,19 +318,29 @@ LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, con
 }
 
 /// `blocks` micro-blocks of one head against its S (C, M) and, where the layout keeps one, the z (C) behind it;
-/// denominators one a token.
-template <Eigen::Index B, kernel_form Form, bool Normalizes, class T, class Layout>
+/// denominators one a row of q.
+template <Eigen::Index B, kernel_form Form, bool Normalizes, class T, class Layout, class Readers = one_reader>
 LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
-                                state_pointer<Form, T> S, T* denominators, const rows_ahead& next) {
+                                state_pointer<Form, T> S, T* denominators, const rows_ahead& next,
+                                Readers readers = {}) {
   if constexpr (Layout::rule.normalizes && (Form.writes || Normalizes)) {
     const Eigen::Index stride = layout.feature_stride();
     for (Eigen::Index i = 0; i < blocks * B; i += B) {
-      head_rows<T> block{x.q + i * stride, x.k + i * stride};
+      head_rows<T> block{x.q + i * readers * stride, x.k + i * stride};
       if constexpr (Form.decay == decay_axis::row) block.decay = x.decay + i * stride;
-      normalizer_block<B, Normalizes, Form>(block, stride, S + layout.z_offset(), denominators + i);
+      if constexpr (std::is_same_v<Readers, one_reader>) {
+        normalizer_block<B, Normalizes, Form>(block, stride, S + layout.z_offset(), denominators + i);
+      } else {
+        for_each_go<Form>(readers, [&](Eigen::Index r, auto form) LINATTN_INLINE_LAMBDA {
+          head_rows<T> go = block;
+          go.q += r * stride;
+          normalizer_block<B, Normalizes, decltype(form)::value>(go, stride, S + layout.z_offset(),
+                                                                 denominators + i * readers + r);
+        });
+      }
     }
   }
-  attend_panels<B, Form, T>(layout, blocks, x, S, next);
+  attend_panels<B, Form, T>(layout, blocks, x, S, next, readers);
 }
 
 }  // namespace detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <linattn/detail/simd.hpp>
+#include <linattn/options.hpp>
 #include <linattn/update_rules/additive.hpp>
 
 #include <Eigen/Core>
@@ -81,6 +82,46 @@ struct heap_slab : std::vector<T, slab_allocator<T>> {
 /// equal sizes does not allocate.
 template <class T, Eigen::Index Size>
 using slab = std::conditional_t<Size == Eigen::Dynamic, heap_slab<T>, inline_slab<T, (Size > 0 ? Size : 1)>>;
+
+/// Which heads of q, k and out belong to which state. Counts that are all the same, as they are where they are known at
+/// compile time, cost nothing.
+template <Eigen::Index Heads>
+struct head_map {
+  static constexpr bool can_share = Heads == Eigen::Dynamic;
+
+  extent<Heads> queries;
+  extent<Heads> keys;
+  extent<Heads> states;
+  extent<can_share ? Eigen::Dynamic : 1> readers;  // output heads of a state
+  head_sharing how = head_sharing::interleaved;
+
+  constexpr head_map() noexcept = default;
+  constexpr head_map(Eigen::Index query_heads, Eigen::Index key_heads, Eigen::Index value_heads,
+                     head_sharing sharing) noexcept
+      : queries(query_heads),
+        keys(key_heads),
+        states(value_heads),
+        readers(query_heads > value_heads ? query_heads / value_heads : 1),
+        how(sharing) {}
+
+  constexpr Eigen::Index outputs() const noexcept { return states * readers; }
+  constexpr bool are_equal() const noexcept { return queries == states && keys == states; }
+  /// Whether the heads that read a state lie side by side.
+  constexpr bool are_neighbours() const noexcept { return how == head_sharing::interleaved || states == 1; }
+  constexpr Eigen::Index state_of(Eigen::Index output) const noexcept { return shared(output, states, outputs()); }
+  constexpr Eigen::Index query_of(Eigen::Index output) const noexcept { return shared(output, queries, outputs()); }
+  constexpr Eigen::Index key_of(Eigen::Index state) const noexcept { return shared(state, keys, states); }
+  /// Output head number `reader` of a state.
+  constexpr Eigen::Index output_of(Eigen::Index state, Eigen::Index reader) const noexcept {
+    return how == head_sharing::tiled ? reader * states + state : state * readers + reader;
+  }
+
+ private:
+  constexpr Eigen::Index shared(Eigen::Index head, Eigen::Index few, Eigen::Index many) const noexcept {
+    if (few == many) return head;
+    return how == head_sharing::tiled ? head % few : head / (many / few);
+  }
+};
 
 /// [head][C][M] with rows padded to whole packets, each head on a cache line and followed by those of z (C), the total
 /// log-decay (C, or one for a decay per head) and the log scale mu (C) that its rule keeps.

@@ -29,19 +29,23 @@ void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arg
   static_assert(detail::is_differentiable<FeatureMap, T>,
                 "linattn: the feature map has no `vjp` (an elementwise one: no `vjp_packet`), so no gradient can pass "
                 "through it; see linattn/feature_map.hpp for what to add");
+  if (!m_layout.heads.are_equal()) {
+    detail::refuse(function, "heads is ", heads(), ", key_heads is ", key_heads(), " and value_heads is ",
+                   value_heads(), ": gradients of shared heads are not built yet");
+  }
   require_inputs(function, a.q, a.k, a.v, causal);
   require_rule_inputs(function, a.gates, a.k.rows());
-  require(function, "dout", a.dout.rows(), a.dout.cols(), a.q.rows(), value_dim(), "value_dim");
-  require(function, "dq", a.dq.rows(), a.dq.cols(), a.q.rows(), head_dim(), "head_dim");
-  require(function, "dk", a.dk.rows(), a.dk.cols(), a.k.rows(), head_dim(), "head_dim");
-  require(function, "dv", a.dv.rows(), a.dv.cols(), a.k.rows(), value_dim(), "value_dim");
+  require(function, "dout", a.dout.rows(), a.dout.cols(), a.q.rows(), heads(), value_dim(), "value_dim");
+  require(function, "dq", a.dq.rows(), a.dq.cols(), a.q.rows(), heads(), head_dim(), "head_dim");
+  require(function, "dk", a.dk.rows(), a.dk.cols(), a.k.rows(), heads(), head_dim(), "head_dim");
+  require(function, "dv", a.dv.rows(), a.dv.cols(), a.k.rows(), heads(), value_dim(), "value_dim");
   if (a.dlog_decay.data() != nullptr) {
     constexpr bool per_feature = rule.decay == decay_kind::per_feature;
-    require(function, "the gradient of log_decay", a.dlog_decay.rows(), a.dlog_decay.cols(), a.k.rows(),
+    require(function, "the gradient of log_decay", a.dlog_decay.rows(), a.dlog_decay.cols(), a.k.rows(), heads(),
             per_feature ? features() : 1, per_feature ? "features" : "one decay");
   }
   if (a.dbeta.data() != nullptr) {
-    require(function, "the gradient of beta", a.dbeta.rows(), a.dbeta.cols(), a.k.rows(), 1, "one beta");
+    require(function, "the gradient of beta", a.dbeta.rows(), a.dbeta.cols(), a.k.rows(), heads(), 1, "one beta");
   }
   require_workspace(function, ws);
   const output outputs[] = {a.dq, a.dk, a.dv, a.dlog_decay, a.dbeta};

@@ -48,11 +48,11 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map, UpdateRule 
   const Eigen::Index head_dim = detail::agree("head_dim", o.head_dim, HeadDim, 0);
   const Eigen::Index value_dim = detail::agree("value_dim", o.value_dim, ValueDim, head_dim);
   const Eigen::Index heads = detail::agree("heads", o.heads, Heads, 1);
-  for (const Eigen::Index shared : {o.key_heads, o.value_heads}) {
-    if (shared != 0 && shared != heads) {
-      detail::refuse(name, "key_heads is ", o.key_heads, " and value_heads is ", o.value_heads, " for ", heads,
-                     " heads; heads cannot share keys or values yet, leave both out");
-    }
+  const Eigen::Index key_heads = detail::agree("key_heads", o.key_heads, Heads, heads);
+  const Eigen::Index value_heads = detail::agree("value_heads", o.value_heads, Heads, key_heads);
+  if (value_heads % key_heads != 0 || (heads % value_heads != 0 && value_heads % heads != 0)) {
+    detail::refuse(name, "heads is ", heads, ", key_heads is ", key_heads, " and value_heads is ", value_heads,
+                   ": key_heads must divide value_heads, and one of heads and value_heads the other");
   }
   if constexpr (requires { m_map.head_dim(); }) {
     if (m_map.head_dim() != head_dim) {
@@ -91,25 +91,27 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map, UpdateRule 
     detail::refuse(name, ".normalize = true, but this update rule keeps no sum of keys z to divide by");
   }
   if constexpr (rule.fixed_decay) {
-    if (Eigen::Index(m_rule.log_decay.size()) != heads) {
-      detail::refuse(name, "the decay rule has ", Eigen::Index(m_rule.log_decay.size()), " log-decays for ", heads,
-                     " heads");
+    if (Eigen::Index(m_rule.log_decay.size()) != value_heads) {
+      detail::refuse(name, "the decay rule has ", Eigen::Index(m_rule.log_decay.size()), " log-decays for ",
+                     value_heads, " heads");
     }
     for (const double value : m_rule.log_decay) {
       if (!(value <= largest)) detail::refuse(name, "a log-decay of the decay rule is ", value, ", not a number");
     }
   }
   // Every entry of a state, and every column of the packed rows, must be countable.
-  const double entries = double(heads) * (double(features) + 64) * (double(value_dim) + 64);
-  const double columns = double(heads) * (double(head_dim) + 64);
+  const double most_heads = double(std::max(heads, value_heads));
+  const double entries = most_heads * (double(features) + 64) * (double(value_dim) + 64);
+  const double columns = most_heads * (double(head_dim) + 64);
   if (std::max(entries, columns) > double(std::numeric_limits<Eigen::Index>::max()) / 64) {
-    detail::refuse(name, "a state of ", detail::state_sizes{heads, features, value_dim}, " for head_dim ", head_dim,
-                   " is beyond the address space");
+    detail::refuse(name, "a state of ", detail::state_sizes{value_heads, features, value_dim}, " for head_dim ",
+                   head_dim, " is beyond the address space");
   }
   m_layout.head_dim = detail::extent<HeadDim>(head_dim);
   m_layout.state.features = detail::extent<Features>(features);
   m_layout.state.value_dim = detail::extent<ValueDim>(value_dim);
-  m_layout.state.heads = detail::extent<Heads>(heads);
+  m_layout.state.heads = detail::extent<Heads>(value_heads);
+  m_layout.heads = detail::head_map<Heads>(heads, key_heads, value_heads, o.sharing);
 }
 
 LINATTN_MEMBER
@@ -121,22 +123,25 @@ auto LINATTN_OPERATOR::make_state(Eigen::Index first_position) const -> state_ty
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols,
-                               Eigen::Index want_rows, Eigen::Index dim, const char* dim_name) const {
-  if (rows == want_rows && cols == heads() * dim) return;
+                               Eigen::Index want_rows, Eigen::Index count, Eigen::Index dim,
+                               const char* dim_name) const {
+  if (rows == want_rows && cols == count * dim) return;
   detail::refuse(function, name, " is ", detail::shape_text{rows, cols}, ", expected ",
-                 detail::shape_text{want_rows, heads() * dim}, ": (tokens, heads * ", dim_name, " = ", heads(), " * ",
-                 dim, ")");
+                 detail::shape_text{want_rows, count * dim}, ": (tokens, heads * ", dim_name, " = ", count, " * ", dim,
+                 ")");
 }
 
 LINATTN_MEMBER
 bool LINATTN_OPERATOR::fits(const state_type& s) const noexcept {
-  return !access::is_empty(s) && s.heads() == heads() && s.features() == features() && s.value_dim() == value_dim();
+  return !access::is_empty(s) && s.heads() == value_heads() && s.features() == features() &&
+         s.value_dim() == value_dim();
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_state(const char* function, const state_type& s) const {
   if (fits(s)) return;
-  detail::refuse(function, "the state is ", s, ", expected ", detail::state_sizes{heads(), features(), value_dim()});
+  detail::refuse(function, "the state is ", s, ", expected ",
+                 detail::state_sizes{value_heads(), features(), value_dim()});
 }
 
 LINATTN_MEMBER
@@ -149,16 +154,16 @@ void LINATTN_OPERATOR::require_workspace(const char* function, workspace_type& w
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_inputs(const char* function, input q, input k, input v, bool causal) const {
-  require(function, "q", q.rows(), q.cols(), q.rows(), head_dim(), "head_dim");
-  require(function, "k", k.rows(), k.cols(), causal ? q.rows() : k.rows(), head_dim(), "head_dim");
-  require(function, "v", v.rows(), v.cols(), k.rows(), value_dim(), "value_dim");
+  require(function, "q", q.rows(), q.cols(), q.rows(), heads(), head_dim(), "head_dim");
+  require(function, "k", k.rows(), k.cols(), causal ? q.rows() : k.rows(), key_heads(), head_dim(), "head_dim");
+  require(function, "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws,
                                     bool causal) const {
   require_inputs(function, q, k, v, causal);
-  require(function, "out", out.rows(), out.cols(), q.rows(), value_dim(), "value_dim");
+  require(function, "out", out.rows(), out.cols(), q.rows(), output_heads(), value_dim(), "value_dim");
   require_workspace(function, ws);
   LINATTN_ASSERT(!detail::overlap(out, q) && !detail::overlap(out, k) && !detail::overlap(out, v) &&
                  "linattn: the output overlaps an input");
@@ -213,7 +218,7 @@ void LINATTN_OPERATOR::require_rule_inputs(const char* function, const views& x,
     if (view.data() == nullptr && tokens > 0) {
       detail::refuse(function, "the update rule's input ", name, " is not given");
     }
-    require(function, name, view.rows(), view.cols(), tokens, columns, columns_name);
+    require(function, name, view.rows(), view.cols(), tokens, value_heads(), columns, columns_name);
   });
 }
 
@@ -255,7 +260,7 @@ void LINATTN_OPERATOR::forward(input q, input k, input v, output out, workspace_
 
 LINATTN_MEMBER
 row_matrix<Scalar> LINATTN_OPERATOR::forward(state_type& s, input q, input k, input v) const {
-  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  row_matrix<Scalar> out(q.rows(), output_heads() * value_dim());
   workspace_type ws = make_workspace();
   forward(s, q, k, v, out, ws);
   return out;
@@ -263,7 +268,7 @@ row_matrix<Scalar> LINATTN_OPERATOR::forward(state_type& s, input q, input k, in
 
 LINATTN_MEMBER
 row_matrix<Scalar> LINATTN_OPERATOR::forward(input q, input k, input v) const {
-  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  row_matrix<Scalar> out(q.rows(), output_heads() * value_dim());
   workspace_type ws = make_workspace();
   forward(q, k, v, out, ws);
   return out;
@@ -293,7 +298,7 @@ void LINATTN_OPERATOR::forward_causal(input q, input k, input v, const inputs& x
 
 LINATTN_MEMBER
 row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, const inputs& x) const {
-  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  row_matrix<Scalar> out(q.rows(), output_heads() * value_dim());
   workspace_type ws = make_workspace();
   forward_causal(s, q, k, v, x, out, ws);
   return out;
@@ -301,7 +306,7 @@ row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(state_type& s, input q, inpu
 
 LINATTN_MEMBER
 row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(input q, input k, input v, const inputs& x) const {
-  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  row_matrix<Scalar> out(q.rows(), output_heads() * value_dim());
   workspace_type ws = make_workspace();
   forward_causal(q, k, v, x, out, ws);
   return out;
@@ -330,8 +335,8 @@ row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(input q, input k, input v) c
 LINATTN_MEMBER
 void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
   const views gates = views_of(x);
-  require("absorb", "k", k.rows(), k.cols(), k.rows(), head_dim(), "head_dim");
-  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_dim(), "value_dim");
+  require("absorb", "k", k.rows(), k.cols(), k.rows(), key_heads(), head_dim(), "head_dim");
+  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
   require_rule_inputs("absorb", gates, k.rows());
   require_state("absorb", s);
   require_workspace("absorb", ws);
@@ -366,8 +371,8 @@ auto LINATTN_OPERATOR::make_segment(Eigen::Index first_position) const -> segmen
 LINATTN_MEMBER
 void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
   const views gates = views_of(x);
-  require("absorb", "k", k.rows(), k.cols(), k.rows(), head_dim(), "head_dim");
-  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_dim(), "value_dim");
+  require("absorb", "k", k.rows(), k.cols(), k.rows(), key_heads(), head_dim(), "head_dim");
+  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
   require_rule_inputs("absorb", gates, k.rows());
   if (access::is_empty(s) || s.heads() != m_layout.state.heads || s.features() != features() ||
       s.value_dim() != value_dim()) {
@@ -394,8 +399,8 @@ void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_read(const state_type& s, input q, output out, workspace_type& ws) const {
-  require("read", "q", q.rows(), q.cols(), q.rows(), head_dim(), "head_dim");
-  require("read", "out", out.rows(), out.cols(), q.rows(), value_dim(), "value_dim");
+  require("read", "q", q.rows(), q.cols(), q.rows(), heads(), head_dim(), "head_dim");
+  require("read", "out", out.rows(), out.cols(), q.rows(), output_heads(), value_dim(), "value_dim");
   require_state("read", s);
   require_workspace("read", ws);
   LINATTN_ASSERT(!detail::overlap(out, q) && "linattn: the output overlaps an input");
@@ -413,9 +418,9 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws,
                             matrix_view<accumulator_type> denominators) const {
   static_assert(rule.normalizes, "linattn: this update rule keeps no sum of keys z, so it has no denominators");
-  if (denominators.rows() != q.rows() || denominators.cols() != heads()) {
+  if (denominators.rows() != q.rows() || denominators.cols() != output_heads()) {
     detail::refuse("read", "denominators is ", detail::shape_text{denominators.rows(), denominators.cols()},
-                   ", expected ", detail::shape_text{q.rows(), heads()}, ": (tokens, heads)");
+                   ", expected ", detail::shape_text{q.rows(), output_heads()}, ": (tokens, heads)");
   }
   require_read(s, q, out, ws);
   LINATTN_ASSERT(!detail::overlap(denominators, q) && !detail::overlap(denominators, out) &&
@@ -427,7 +432,7 @@ void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_
 
 LINATTN_MEMBER
 row_matrix<Scalar> LINATTN_OPERATOR::read(const state_type& s, input q) const {
-  row_matrix<Scalar> out(q.rows(), heads() * value_dim());
+  row_matrix<Scalar> out(q.rows(), output_heads() * value_dim());
   workspace_type ws = make_workspace();
   read(s, q, out, ws);
   return out;
@@ -441,13 +446,15 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, cons
   const views gates = views_of(x);
   for_each_input(gates, [&]([[maybe_unused]] const char* name, [[maybe_unused]] const input& view,
                             [[maybe_unused]] Eigen::Index columns, const char*) {
-    LINATTN_ASSERT(view.cols() == heads() * columns &&
+    LINATTN_ASSERT(view.cols() == value_heads() * columns &&
                    "linattn::step: an input of the update rule is missing or of another size");
   });
   LINATTN_ASSERT(q_t.size() == heads() * head_dim() && "linattn::step: q_t must have heads * head_dim elements");
-  LINATTN_ASSERT(k_t.size() == heads() * head_dim() && "linattn::step: k_t must have heads * head_dim elements");
-  LINATTN_ASSERT(v_t.size() == heads() * value_dim() && "linattn::step: v_t must have heads * value_dim elements");
-  LINATTN_ASSERT(out_t.size() == heads() * value_dim() && "linattn::step: out_t must have heads * value_dim elements");
+  LINATTN_ASSERT(k_t.size() == key_heads() * head_dim() && "linattn::step: k_t must have heads * head_dim elements");
+  LINATTN_ASSERT(v_t.size() == value_heads() * value_dim() &&
+                 "linattn::step: v_t must have heads * value_dim elements");
+  LINATTN_ASSERT(out_t.size() == output_heads() * value_dim() &&
+                 "linattn::step: out_t must have heads * value_dim elements");
   LINATTN_ASSERT(fits(s) && "linattn::step: the state is not from this operator's make_state()");
   LINATTN_ASSERT(Eigen::Index(access::slab(ws).size()) == m_layout.size() &&
                  "linattn::step: the workspace is not from this operator's make_workspace()");

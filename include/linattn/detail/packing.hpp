@@ -28,14 +28,14 @@ LINATTN_INLINE void transform_rows(const T* x, Eigen::Index x_stride, Eigen::Ind
 
 /// phi (rows, C) of x (rows, D), for queries of query_scale x. Rows of phi are feature_stride apart and zero beyond C;
 /// rows up to the next multiple of `block` are zeroed, so that the kernel may run whole micro-blocks. `where` is the
-/// position and head of row 0.
+/// position and head of row 0. Of several readers, each takes one of `readers` rows of a token.
 template <role Role, class Map, class T, class Layout>
 LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const T* x, Eigen::Index x_stride,
                                   Eigen::Index rows, Eigen::Index block, T query_scale, const tile_position& where,
-                                  T* tile_scratch, T* phi) {
+                                  T* tile_scratch, T* phi, Eigen::Index readers = 1) {
   using P = packet<T>;
   const Eigen::Index head_dim = layout.head_dim;
-  const Eigen::Index stride = layout.state.feature_stride();
+  const Eigen::Index stride = readers * layout.state.feature_stride();
   const auto transform = [&](T* to, Eigen::Index to_stride, const auto& f) LINATTN_INLINE_LAMBDA {
     if (Role == role::query && query_scale != T(1)) {
       const P scale(query_scale);
@@ -67,7 +67,9 @@ LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const T*
       map.forward(in, out);
     }
   }
-  std::fill(phi + rows * stride, phi + round_up(rows, block) * stride, T(0));
+  for (Eigen::Index r = rows; r < round_up(rows, block); ++r) {
+    std::fill_n(phi + r * stride, layout.state.feature_stride(), T(0));
+  }
 }
 
 /// to (rows, n) of x (rows, n), zero-padded like features; rows `stride` apart.
@@ -143,7 +145,7 @@ LINATTN_INLINE void pack_decays(const Layout& layout, const rule_views<T>& x, Ei
 /// (rows, C).
 template <rule_traits Rule, bool Reads, class T>
 LINATTN_INLINE void scale_keys(Eigen::Index rows, Eigen::Index features, Eigen::Index stride, T* keys, T* queries,
-                               const T* head_decays, T* decays, T* mu) {
+                               const T* head_decays, T* decays, T* mu, Eigen::Index readers = 1) {
   using P = packet<T>;
   const P lowest(std::numeric_limits<T>::lowest());
   for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
@@ -162,8 +164,8 @@ LINATTN_INLINE void scale_keys(Eigen::Index rows, Eigen::Index features, Eigen::
       total = max(P::load(key), total);
       store(decay, select_positive(rise, smaller, one));
       store(key, select_positive(rise, one, smaller));
-      if constexpr (Reads) {
-        T* const query = queries + r * stride + c;
+      for (Eigen::Index i = 0; Reads && i < readers; ++i) {
+        T* const query = queries + (r * readers + i) * stride + c;
         (P::load(query) + total).store(query);
       }
     }
@@ -228,21 +230,21 @@ struct reciprocal {
   }
 };
 
-/// out (rows, M) from outputs (rows, M), divided by denominators (rows) where Normalizes. Only the rows' own elements
-/// are written.
+/// out (rows, M) from outputs (rows, M), divided by denominators (rows) where Normalizes; of several readers, one of
+/// `readers` rows of a token. Only the rows' own elements are written.
 template <bool Normalizes, class T, class Layout, class Policy>
 LINATTN_INLINE void unpack_outputs(const Layout& layout, const T* outputs, const T* denominators, const Policy& policy,
-                                   T* out, Eigen::Index out_stride, Eigen::Index rows) {
+                                   T* out, Eigen::Index out_stride, Eigen::Index rows, Eigen::Index readers = 1) {
   using P = packet<T>;
   const Eigen::Index value_dim = layout.state.value_dim;
   const Eigen::Index whole = value_dim / P::size * P::size;
-  for (Eigen::Index r = 0; r < rows; ++r, outputs += layout.state.row_stride(), out += out_stride) {
+  for (Eigen::Index r = 0; r < rows; ++r, outputs += readers * layout.state.row_stride(), out += out_stride) {
     const auto write = [&](const auto& f) LINATTN_INLINE_LAMBDA {
       for (Eigen::Index m = 0; m < whole; m += P::size) f(P::load(outputs + m)).store_unaligned(out + m);
       if (whole < value_dim) f(P::load(outputs + whole)).store_partial(out + whole, value_dim - whole);
     };
     if constexpr (Normalizes) {
-      const reciprocal<T> factor(policy(denominators[r]));
+      const reciprocal<T> factor(policy(denominators[r * readers]));
       const P power(factor.power);
       const P inverse(factor.inverse);
       write([&](const P& x) LINATTN_INLINE_LAMBDA { return x * power * inverse; });

@@ -30,8 +30,8 @@ mutation(rows_do_not_see_themselves detail/kernel.hpp FirstRowIsItsValue
   "output[i][p] = fma(query, Form.writes ? P::load(S + p * P::size) : row[p], output[i][p]);")
 
 mutation(denominator_without_the_own_token detail/kernel.hpp OnesGiveOne
-  "product[i] = fma(P::load(x.q + i * stride + c), total, product[i]);"
-  "product[i] = fma(P::load(x.q + i * stride + c), Form.writes ? P::load(z + c) : total, product[i]);")
+  "product[row] = fma(P::load(x.q + row * stride + c), total, product[row]);"
+  "product[row] = fma(P::load(x.q + row * stride + c), Form.writes ? P::load(z + c) : total, product[row]);")
 
 mutation(second_tile_of_the_state_forgets_the_first detail/kernel.hpp FeaturesBeyondATileCount
   "output[i][p] = adds ? P::load(x.out + i * row_stride + m) : P::zero();"
@@ -42,7 +42,7 @@ mutation(padding_features_not_zeroed detail/packing.hpp OnesGiveOne
   ".store(to + whole);")
 
 mutation(stale_rows_fill_the_last_block detail/packing.hpp AUsedWorkspaceIsAsGoodAsANewOne
-  "std::fill(phi + rows * stride, phi + round_up(rows, block) * stride, T(0));"
+  "std::fill_n(phi + r * stride, layout.state.feature_stride(), T(0));"
   "")
 
 mutation(one_element_too_many_written detail/packing.hpp OutputsKeepToTheirColumns
@@ -58,7 +58,7 @@ mutation(second_tile_reads_the_first detail/engine.hpp EveryTileReadsItsOwnRows
   "pack_features<role::query>(map, layout, q.row(0)")
 
 mutation(heads_read_the_first_ones_queries detail/engine.hpp HeadsAreSeparate
-  "pack_features<role::query>(map, layout, q.row(first) + h * head_dim"
+  "pack_features<role::query>(map, layout, q.row(first) + head * head_dim"
   "pack_features<role::query>(map, layout, q.row(first)")
 
 mutation(query_scale_dropped detail/packing.hpp QueryScaleMultipliesQueries
