@@ -3,6 +3,7 @@
 //   BM_prefill  linear_attention::forward_causal  N tokens; the bound is arithmetic, peak_fraction of the FMA peak
 //   BM_step     linear_attention::step            one token; the bound is traffic, update_fraction of the rate at which
 //                                                 the nearest level of memory that holds the state is read and written
+//   BM_silent_step                                the same on inputs of zeros, after 10,000 of them
 //
 // No feature map. Keys have length 1, betas lie in (0, 1), decays in (0.9, 1) or so, as in models. Useful flops are
 // those of rule_flops in common.hpp.
@@ -140,12 +141,13 @@ void BM_prefill(benchmark::State& state) {
 }
 
 template <class Rule, class T>
-void BM_step(benchmark::State& state) {
+void bench_step(benchmark::State& state, bool silent) {
   using tested = subject<Rule, T>;
   constexpr Index period = 64;  // tokens of input, used in turn
   const Index d = state.range(0), m = state.range(1), h = state.range(2);
   const auto attention = tested::make(d, m, h);
   rule_problem<T> p(period, d, m, h);
+  if (silent) p.q.setZero(), p.k.setZero(), p.v.setZero();
   auto ws = attention.make_workspace();
   auto s = attention.make_state();
   const auto x = p.template inputs<typename tested::inputs>(tested::per_feature);
@@ -162,12 +164,25 @@ void BM_step(benchmark::State& state) {
     t = (t + 1) % period;
     benchmark::ClobberMemory();
   };
+  if (silent) {
+    s.kv(0).setOnes();
+    for (int i = 0; i < 10000; ++i) call();
+  }
   const double bytes = 2 * double(d * m * h) * sizeof(T);
   const memory_level& level = level_of(bytes / 2);
   timed<T>(state, 1, rule_flops(Rule::traits, 1, double(d), double(m), double(h)), call);
   const double rate = bytes * state.counters["tokens_per_second"];
   state.counters["update_fraction"] = rate / level.update;
   state.SetLabel(level.name);
+}
+
+template <class Rule, class T>
+void BM_step(benchmark::State& state) {
+  bench_step<Rule, T>(state, false);
+}
+template <class Rule, class T>
+void BM_silent_step(benchmark::State& state) {
+  bench_step<Rule, T>(state, true);
 }
 
 void prefill_shapes(benchmark::internal::Benchmark* b) {
@@ -196,6 +211,8 @@ LINATTN_BENCH_RULE(gated_delta<>);
 LINATTN_BENCH_RULE(kimi_delta);
 LINATTN_BENCH_RULE(rwkv6);
 LINATTN_BENCH_RULE(rwkv7);
+BENCHMARK_TEMPLATE2(BM_silent_step, decay, float)->Apply(step_shapes);
+BENCHMARK_TEMPLATE2(BM_silent_step, gated<>, float)->Apply(step_shapes);
 
 }  // namespace
 

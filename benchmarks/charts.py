@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""The README's charts and crossover table, from committed figures. Needs gnuplot (gnuplot-nox on Debian).
+"""The README's charts and the tables under them, from committed figures. Needs gnuplot (gnuplot-nox on Debian).
 
-  benchmarks/charts.py             draws data/*.svg and rewrites README.md between its `charts` marks
+  benchmarks/charts.py             draws data/*.svg and rewrites README.md between its marks
   benchmarks/charts.py --check     draws into memory and compares byte for byte; exits with 1 when anything differs
-  benchmarks/charts.py --measure   first measures anew: runs bench_roofline and bench_vs_softmax of build/release (or of
-                                   the directory that follows), five minutes together, and writes data/*.json
+  benchmarks/charts.py --measure   first measures anew: runs bench_roofline, bench_vs_softmax and bench_approximation of
+                                   build/release (or of the directory that follows), seven minutes together, and writes
+                                   data/*.json
 
 So this one command renews every figure, after `cmake --preset release && cmake --build --preset release`:
 
   taskset -c 1 benchmarks/charts.py --measure
 
-Each data file names its command and machine, and holds the medians of Google Benchmark's repetitions, one a line.
+A data file of times names its command and machine, and holds the medians of Google Benchmark's repetitions, one a line;
+approximation.json is what its program prints, and hardly depends on the machine.
 --check skips the drawings, with a message, where gnuplot is missing or of another version than the one that drew them.
 """
 import argparse
@@ -28,7 +30,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data"
 README = ROOT / "README.md"
 PROGRAMS = {"roofline": "bench_roofline", "vs_softmax": "bench_vs_softmax"}
-MARKS = re.compile(r"(<!-- charts -->\n).*?(<!-- /charts -->\n)", re.DOTALL)
 
 LEVEL_COLOURS = {"L1": "#1b7837", "L2": "#2166ac", "L3": "#b35806", "DRAM": "#b2182b"}
 COLOURS = {"naive softmax": "#777777", "tiled softmax": "#d95f02", "linear": "#2166ac"}
@@ -37,6 +38,7 @@ SERIES = {
     "tiled softmax": "BM_softmax_tiled<float>",
     "linear": "BM_forward_causal<elu_plus_one,float>",
 }
+APPROXIMATIONS = {"random_fourier": "#7570b3", "positive_random": "#d95f02", "hyperbolic": "#1b7837", "gerf": "#2166ac"}
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -94,6 +96,11 @@ def measure(build):
         text = json.dumps(header, indent=2)[:-2] + ',\n  "benchmarks": [\n    '
         text += ",\n    ".join(json.dumps(row) for row in rows) + "\n  ]\n}\n"
         (DATA / f"{name}.json").write_text(text)
+    print("running bench_approximation", flush=True)
+    run = subprocess.run([str(build / "benchmarks" / "bench_approximation")], stdout=subprocess.PIPE, check=False)
+    if run.returncode:
+        sys.exit("bench_approximation failed; its figures stay as they were")
+    (DATA / "approximation.json").write_bytes(run.stdout)
 
 
 def load(name):
@@ -130,6 +137,18 @@ def crossover(baseline, linear):
     low, high = losing[-1], common[common.index(losing[-1]) + 1]
     gap = [math.log(linear[n] / baseline[n]) for n in (low, high)]
     return math.ceil(significant(low * (high / low) ** (gap[0] / (gap[0] - gap[1])), 2))
+
+
+def approximation(data, name, rows, d, sigma):
+    """{C: quartiles of the output's error} of one map; `rows` says how its directions are drawn."""
+    wanted = {"map": name, "rows": rows, "D": d, "sigma": sigma}
+    return {row["C"]: row["output"] for row in data["errors"] if wanted.items() <= row.items()}
+
+
+def mean_of_v(data, d, sigma):
+    """The error of an output that is the plain mean of all values."""
+    wanted = {"map": "mean", "D": d, "sigma": sigma}
+    return next(row["output"][1] for row in data["errors"] if wanted.items() <= row.items())
 
 
 # ---- drawings --------------------------------------------------------------------------------------------------------
@@ -238,6 +257,42 @@ def crossover_script(data):
     return script + "unset multiplot\n"
 
 
+def approximation_script(data):
+    script = (axes("1000,420") + "set xrange [16:4096]\nset yrange [0.015:6]\n"
+              'set xtics ("16" 16, "64" 64, "256" 256, "1,024" 1024, "4,096" 4096)\n'
+              'set xlabel "C, features"\nset style fill transparent solid 0.15 noborder\n'
+              "set multiplot layout 1,3 margins 0.08,0.97,0.17,0.91 spacing 0.04,0.1\n")
+    for index, (d, sigma) in enumerate(((16, 0.5), (64, 0.5), (64, 1))):
+        tics = ", ".join(f'"{"" if index else y}" {y}' for y in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5))
+        script += f'set title "D = {d}, sigma = {sigma}"\nset ytics ({tics})\nunset label\nunset key\n'
+        mean = mean_of_v(data, d, sigma)
+        plots = [f'{mean:.6g} with lines lw 1.2 dashtype 3 lc rgb "#222222" notitle']
+        script += f'set ylabel "{"" if index else "relative error of the output"}"\n'
+        if index == 2:
+            script += "set key bottom left Left reverse samplen 1.5 spacing 1.2\n"
+        if index == 0:
+            script += label("the mean of v", 4096, mean, "#222222", "right", "-0.5,0.5", 11)
+        outside = []
+        for name, colour in APPROXIMATIONS.items():
+            for rows, style in (("independent", "lw 1 dashtype 2"), ("orthogonal", "lw 2")):
+                points = approximation(data, name, rows, d, sigma)
+                if min(middle for _, middle, _ in points.values()) > 6:
+                    outside.append(name)
+                    points = {}
+                block_name = f"p{index}_{name}_{rows}"
+                script += block(block_name, [(c, *quartiles) for c, quartiles in points.items()] or [(1, 1, 1, 1)])
+                if rows == "orthogonal":
+                    plots.append(f'${block_name} using 1:2:4 with filledcurves lc rgb "{colour}" notitle')
+                title = f'title "{name}"'.replace("_", "\\\\_") if rows == "orthogonal" else "notitle"
+                plots.append(f'${block_name} using 1:3 with lines {style} lc rgb "{colour}" {title}')
+        for name in dict.fromkeys(outside):
+            least = min(approximation(data, name, "orthogonal", d, sigma).values(), key=lambda q: q[1])[1]
+            text = f"{name}: {least:.0f} and more".replace("_", "\\\\_")
+            script += label(text, 4096, 5, APPROXIMATIONS[name], "right", "-0.5,0", 11)
+        script += "plot " + ", ".join(plots) + "\n"
+    return script + "unset multiplot\n"
+
+
 # ---- README ----------------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +300,20 @@ def number(x):
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def readme(text, roofline, softmax):
+def between_marks(text, name, paragraphs):
+    """README's text with these paragraphs between the marks of that name, wrapped unless picture or table."""
+    fill = textwrap.TextWrapper(width=120, break_long_words=False, break_on_hyphens=False).fill
+    body = "\n\n".join(p if p.startswith(("!", "|")) else fill(" ".join(p.split())) for p in paragraphs) + "\n"
+    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->\n)", re.DOTALL)
+    return marks.sub(lambda found: found[1] + body + found[2], text)
+
+
+def table_of(rows):
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def speed(text, roofline, softmax):
     machine = next(row for family, _, row in roofline["rows"] if family == "BM_machine")
     wanted = dimensions(softmax)
     series = {d: times(softmax, d) for d in wanted}
@@ -258,11 +326,10 @@ def readme(text, roofline, softmax):
         return [f"{number(series[d]['tiled softmax'][n])} / {number(series[d]['linear'][n])}" for d in wanted]
 
     tiled = wins("tiled softmax")
-    rows = [["causal, one head, float", *(f"D = M = {d}" for d in wanted)], ["---"] * (len(wanted) + 1),
+    rows = [["causal, one head, float", *(f"D = M = {d}" for d in wanted)],
             ["linear wins against plain loops from N", *wins("naive softmax")],
             ["linear wins against tiled softmax from N", *tiled],
             *([f"N = {n:,}: tiled softmax / linear, microseconds", *both(n)] for n in (64, 1024, 16384))]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     sizes = ", ".join(f"{n} at D = {d}" for n, d in zip(tiled, wanted))
     paragraphs = [
         "![Useful GFLOP/s against arithmetic intensity](benchmarks/data/roofline.svg)",
@@ -272,15 +339,44 @@ def readme(text, roofline, softmax):
         ({machine['peak_gflops']:.0f} GFLOP/s are {machine['flops_per_cycle']:.1f} flops a cycle) are measured in the
         same process by `{roofline['command'].split()[0]}`, which also prints every other form and shape.""",
         "![Time against N for linear and softmax attention](benchmarks/data/crossover.svg)",
-        table,
+        table_of(rows),
         f"""The tiled softmax is an online one, without the N x N matrix, from
         [softmax_baselines.hpp](benchmarks/softmax_baselines.hpp); same machine, `{softmax['command'].split()[0]}`. For
         shorter sequences than these ({sizes}) softmax attention is the better choice: it takes less time, and it weighs
         single tokens exactly. `benchmarks/charts.py --measure` renews figures, charts and table.""",
     ]
-    fill = textwrap.TextWrapper(width=120, break_long_words=False, break_on_hyphens=False).fill
-    body = "\n\n".join(p if p.startswith(("!", "|")) else fill(" ".join(p.split())) for p in paragraphs) + "\n"
-    return MARKS.sub(lambda marks: marks[1] + body + marks[2], text)
+    return between_marks(text, "charts", paragraphs)
+
+
+def closeness(text, data):
+    settings = [(16, 0.5), (32, 0.5), (64, 0.5), (16, 1), (64, 1)]
+    features = 1024
+
+    def median(name, d, sigma):
+        return approximation(data, name, "orthogonal", d, sigma)[features][1]
+
+    rows = [[f"C = {features:,}, orthogonal", *(f"D = {d}, sigma = {sigma}" for d, sigma in settings)],
+            *([f"`{name}`", *(number(median(name, *at)) for at in settings)] for name in APPROXIMATIONS),
+            ["the mean of all v", *(number(mean_of_v(data, *at)) for at in settings)]]
+    paragraphs = [
+        "![Error against C for four random maps](benchmarks/data/approximation.svg)",
+        table_of(rows),
+        f"""Relative error |out - want| / |want| of the output against softmax attention, normalised, N = {data['N']}, q
+        and k ~ N(0, sigma²), v ~ N(0, 1): medians over seeds 1 to 15, none left out, in the chart with quartiles as
+        bands; dashed with independent instead of orthogonal directions. `gerf` has the optimal A for the data. Errors
+        fall as 1/√C.""",
+        f"""Random features fail where logits are large. A weight's relative variance is (exp(|q' + k'|²) - 1) / C for
+        `positive_random`, q' = q/D^¼, and |q' + k'|² is 2 sigma² √D on average: at D = 64 exp(4) = 55 for sigma = 0.5,
+        which a thousand features bring down, but exp(16) = 9 million for sigma = 1, where no practical number of them
+        helps: every map is then further off than zeros, and the signed features of `random_fourier` divide by
+        denominators around 0, many of them below. Small inputs are no proof of much, either: softmax hardly tells keys
+        apart there, and the mean of all v is as close at D = 64, sigma = 0.5
+        ({number(mean_of_v(data, 64, 0.5))}) as `positive_random` with {features:,} features
+        ({number(median("positive_random", 64, 0.5))}). `build/release/benchmarks/bench_approximation` prints these
+        figures and those of the other random maps, with independent directions, too: two minutes.
+        [08_softmax_approximation](examples/08_softmax_approximation.cpp) is the same on one screen.""",
+    ]
+    return between_marks(text, "approximation", paragraphs)
 
 
 # ---- main ------------------------------------------------------------------------------------------------------------
@@ -296,7 +392,7 @@ def check(drawings, text):
     wrong = []
     if README.read_text() != text:
         wrong.append("README.md")
-    compared = "table and charts agree"
+    compared = "tables and charts agree"
     version = "no gnuplot"
     if shutil.which("gnuplot"):
         version = subprocess.run(["gnuplot", "--version"], stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
@@ -304,7 +400,7 @@ def check(drawings, text):
         committed = (DATA / f"{name}.svg").read_text()
         if drawn_by(committed) != version:
             print(f"{name}.svg: drawn by {drawn_by(committed)}, here is {version}: skipped")
-            compared = "the table agrees"
+            compared = "the tables agree"
         elif gnuplot(script) != committed:
             wrong.append(f"benchmarks/data/{name}.svg")
     if wrong:
@@ -321,8 +417,10 @@ def main():
     if arguments.measure:
         measure(arguments.measure)
     roofline, softmax = load("roofline"), load("vs_softmax")
-    drawings = {"roofline": roofline_script(roofline), "crossover": crossover_script(softmax)}
-    text = readme(README.read_text(), roofline, softmax)
+    errors = json.loads((DATA / "approximation.json").read_text())
+    drawings = {"roofline": roofline_script(roofline), "crossover": crossover_script(softmax),
+                "approximation": approximation_script(errors)}
+    text = closeness(speed(README.read_text(), roofline, softmax), errors)
     if arguments.check:
         return check(drawings, text)
     for name, script in drawings.items():

@@ -44,6 +44,13 @@ inline double softmax_flops(double n, double d, double m, double h, bool causal)
 /// Gradients, causal or not, eqs. 13-15: five products of 2 C M each a token, per head, namely S, G S^T, R, R v and
 /// phi(k) R. What is done twice (R and its transpose) counts once.
 inline double vjp_flops(double n, double c, double m, double h) { return 10 * n * c * m * h; }
+/// Of a rule: the decays of S and of R, C M each; where it corrects, S^T k, S dv and k dv^T, 2 C M each. So gated 12,
+/// delta 16, gated delta 18 C M.
+inline double vjp_flops(const linattn::rule_traits& rule, double n, double c, double m, double h) {
+  const bool decays = rule.decay != linattn::decay_kind::none;
+  const bool corrects = rule.corrects != linattn::correction::none;
+  return vjp_flops(n, c, m, h) + ((decays ? 2 : 0) + (corrects ? 6 : 0)) * n * c * m * h;
+}
 
 // ---- compulsory traffic: what a call cannot do without --------------------------------------------------------------
 // Each input read once, each output written once, and the state read and written once however long the call.

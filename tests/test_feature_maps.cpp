@@ -23,6 +23,7 @@
 #include "support/allocations.hpp"
 #include "support/compare.hpp"
 #include "support/inputs.hpp"
+#include "support/map_probe.hpp"
 #include "support/oracle.hpp"
 
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
@@ -34,6 +35,7 @@
 namespace {
 
 using Eigen::Index;
+using support::features;
 using support::row_matrix;
 using support::wide_matrix;
 
@@ -49,20 +51,6 @@ constexpr double random_feature_rms = 60 * std::numeric_limits<T>::epsilon();
 constexpr double sigmas = 4;
 
 constexpr Index awkward_sizes[] = {1, 2, 3, 7, 8, 9, 15, 16, 17, 64, 65};
-
-/// phi (R, C) of x (R, D), through tiles such as the engine's with sentinels around the output.
-template <class Map, class T>
-row_matrix<T> features(const Map& map, const row_matrix<T>& x) {
-  linattn::detail::guarded_tile<T> in(x.rows(), x.cols());
-  linattn::detail::guarded_tile<T> out(x.rows(), map.dimension(x.cols()));
-  in.view() = x;
-  out.fill(T(-4321));
-  linattn::tile<T> phi = out.view();
-  const linattn::const_tile<T> tile = std::as_const(in).view();
-  map.forward(tile, phi);
-  EXPECT_TRUE(out.surrounded_by(T(-4321)));
-  return phi;
-}
 
 /// One value in every coordinate of one row.
 template <class T>

@@ -115,6 +115,13 @@ TEST(Taylor, KernelIsTheSeriesOfExp) {
   }
 }
 
+TEST(Taylor, IsNormalizedByDefault) {
+  const linattn::linear_attention<linattn::taylor> by_default({.head_dim = 4});
+  EXPECT_TRUE(by_default.normalizes()) << "signed features, but a positive kernel";
+  const linattn::linear_attention<linattn::identity> other({.head_dim = 4});
+  EXPECT_FALSE(other.normalizes());
+}
+
 TYPED_TEST(DeterministicMaps, CosformerFeaturesEqualTheirClosedForm) {
   using T = TypeParam;
   constexpr Index horizon = 10;

@@ -188,7 +188,8 @@ template <class... Types>
 using cases = testing::Types<Types...>;
 using all_types = cases<
     std::tuple<linattn::elu_plus_one, linattn::additive, float>,
-    std::tuple<linattn::elu_plus_one, linattn::additive, double>, std::tuple<linattn::identity, linattn::decay, float>,
+    std::tuple<linattn::elu_plus_one, linattn::additive, double>,
+    std::tuple<linattn::exponential, linattn::additive, float>, std::tuple<linattn::identity, linattn::decay, float>,
     std::tuple<linattn::identity, linattn::gated<>, float>, std::tuple<linattn::identity, gated_feature, double>,
     std::tuple<linattn::identity, linattn::gated_bonus, float>, std::tuple<linattn::identity, linattn::delta, double>,
     std::tuple<linattn::identity, linattn::gated_delta<>, float>, std::tuple<linattn::identity, kimi_delta, double>,
@@ -244,6 +245,22 @@ TYPED_TEST(HeadSharing, RowsDependOnEarlierRowsOnly) {
           attn.forward_causal(s, tail.q, tail.k, tail.v, tail.template inputs<typename fixture::operator_type>()),
           whole.bottomRows(tokens - n).eval());
     }
+  });
+}
+
+TEST(HeadSharingSegments, MergeAsTheirTokensWould) {
+  using fixture = HeadSharing<std::tuple<linattn::identity, linattn::gated_delta<>, double>>;
+  fixture::for_each([](const auto& attn, const auto& p, const auto&, const auto&, head_sharing) {
+    using operator_type = typename fixture::operator_type;
+    auto s = attn.make_state();
+    auto t = attn.make_state();
+    auto segment = attn.make_segment(7);
+    const auto head = p.rows(0, 7), tail = p.rows(7, tokens - 7);
+    for (auto* const x : {&s, &t}) attn.absorb(*x, head.k, head.v, head.template inputs<operator_type>());
+    attn.absorb(s, tail.k, tail.v, tail.template inputs<operator_type>());
+    attn.absorb(segment, tail.k, tail.v, tail.template inputs<operator_type>());
+    t.merge(segment);
+    for (Index h = 0; h < s.heads(); ++h) fixture::expect_same(t.kv(h), s.kv(h));
   });
 }
 
@@ -340,6 +357,18 @@ TEST(HeadSharingShapes, AreRefusedBeforeAnythingIsWritten) {
   EXPECT_NO_THROW(attn.forward_causal(s, p.q, p.k, p.v, out, ws));
   auto other = additive_attention({.head_dim = D, .value_dim = M, .heads = 8}).make_state();
   expect_refusal([&] { attn.read(other, p.q); }, {"8 heads", "4 heads"});
+}
+
+// What is not built for shared heads says so.
+TEST(HeadSharingDrafts, AreRefused) {
+  const additive_attention attn({.head_dim = D, .value_dim = M, .heads = 4, .key_heads = 2});
+  const problem<float> p({4, 2, 2}, 3, 1);
+  const auto s = attn.make_state();
+  auto draft = attn.make_draft();
+  auto ws = attn.make_workspace();
+  row_matrix<float> out(3, 4 * M);
+  expect_refusal([&] { attn.forward_causal(s, p.q, p.k, p.v, out, draft, ws); },
+                 {"linattn::forward_causal: ", "heads is 4", "key_heads is 2", "drafts"});
 }
 
 TEST(HeadSharingGradients, AreRefused) {

@@ -272,12 +272,12 @@ TEST(Denominators, OfQueriesAtMinusInfinity) {
 
 // Denominators near the end of the range, whose reciprocals are subnormal.
 TEST(Denominators, NearOverflow) {
-  const auto attn = with<linattn::exponential, float>::make(1, 1);
+  const auto attn = with<linattn::relu, float>::make(1, 1);
   row_matrix<float> q(1, 1), k(1, 1), v(1, 1);
   v << 1;
-  for (const float x : {40.0F, 43.0F, 43.7F, 44.0F, 44.3F}) {  // e^88.6 = 3.0e38
-    q << x;
-    k << x;
+  for (const float x : {40.0F, 43.0F, 43.7F, 44.0F, 44.3F}) {  // squared, e^88.6 = 3.0e38
+    q << std::exp(x);
+    k << std::exp(x);
     for (const auto& p : every_path(attn, q, k, v)) {
       EXPECT_TRUE(support::close(p.out, v, support::tolerance<float>::relative_rms)) << p.name << " at " << x;
     }
@@ -479,19 +479,39 @@ TEST(Exponential, EqualsTheOracleWhileSumsFit) {
   }
 }
 
-// Keys of 100 are beyond float and nothing special in double.
-TEST(Exponential, KeysOfAHundredInDouble) {
-  const Index n = 4;
-  const auto attn = with<linattn::exponential, double>::make(2, 3);
-  const row_matrix<double> q = support::normal_matrix<double>(n, 2, 15), v = support::normal_matrix<double>(n, 3, 16);
-  row_matrix<double> all = row_matrix<double>::Constant(n, 2, 100), first = row_matrix<double>::Zero(n, 2);
-  first.row(0).setConstant(100);
-  for (const auto& k : {all, first}) {
-    for (const auto& p : every_path(attn, q, k, v)) {
-      EXPECT_TRUE(
-          support::close(p.out, expected<linattn::exponential>(p, q, k, v), support::tolerance<double>::relative_rms))
-          << p.name;
+// Logits of +-60 and more, in every order: exp of them, and of their sums, is beyond float.
+TEST(Exponential, LogitsFarBeyondTheRangeOfExp) {
+  const Index n = 40;
+  const auto attn = with<linattn::exponential, float>::make(8, 3);
+  const row_matrix<float> v = support::normal_matrix<float>(n, 3, 14);
+  for (const float size : {60.0F, 300.0F}) {
+    const row_matrix<float> q = support::uniform_matrix<float>(n, 8, 15, -size, size);
+    row_matrix<float> k = support::uniform_matrix<float>(n, 8, 16, -size, size);
+    for (int order = 0; order < 3; ++order) {
+      if (order == 1) k.row(0).setConstant(size);          // and what follows is small beside it
+      if (order == 2) k.row(n - 1).setConstant(2 * size);  // and it is small beside what follows
+      for (const auto& p : every_path(attn, q, k, v)) {
+        EXPECT_TRUE(
+            support::close(p.out, expected<linattn::exponential>(p, q, k, v), support::tolerance<float>::relative_rms))
+            << p.name << " at " << size;
+      }
     }
+  }
+}
+
+// A feature that is 0 for every key so far, and one that no query has.
+TEST(Exponential, FeaturesOfZero) {
+  const Index n = 9;
+  const auto attn = with<linattn::exponential, float>::make(3, 2);
+  const row_matrix<float> v = support::normal_matrix<float>(n, 2, 17);
+  row_matrix<float> q = support::normal_matrix<float>(n, 3, 18), k = support::normal_matrix<float>(n, 3, 19);
+  k.col(0).head(5).setConstant(-infinity<float>);
+  k.row(0).setConstant(-infinity<float>);
+  q.col(2).setConstant(-infinity<float>);
+  for (const auto& p : every_path(attn, q, k, v)) {
+    EXPECT_TRUE(
+        support::close(p.out, expected<linattn::exponential>(p, q, k, v), support::tolerance<float>::relative_rms))
+        << p.name;
   }
 }
 
@@ -597,11 +617,11 @@ TEST(FlushToZero, SmallDenominators) {
 }
 
 TEST(FlushToZero, LargeDenominators) {
-  const auto attn = with<linattn::exponential, float>::make(1, 1);
+  const auto attn = with<linattn::relu, float>::make(1, 1);
   const flush_to_zero mode;
   const row_matrix<float> v = row_matrix<float>::Ones(1, 1);
   for (const float x : {40.0F, 43.0F, 43.7F, 44.0F, 44.3F}) {
-    const row_matrix<float> qk = row_matrix<float>::Constant(1, 1, x);
+    const row_matrix<float> qk = row_matrix<float>::Constant(1, 1, std::exp(x));
     for (const auto& p : every_path(attn, qk, qk, v)) {
       EXPECT_TRUE(support::close(p.out, v, support::tolerance<float>::relative_rms)) << p.name << " at " << x;
     }

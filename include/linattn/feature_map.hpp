@@ -3,6 +3,7 @@
 
 #include <linattn/detail/simd.hpp>
 #include <linattn/matrix_view.hpp>
+#include <linattn/update_rules/rule_traits.hpp>
 
 #include <Eigen/Core>
 #include <type_traits>
@@ -60,8 +61,15 @@ using accumulator_t =
 //   gradient make_gradient() const   zeros of it. Then vjp takes a `gradient*` last, and adds to it what the rows give;
 //                                null where nobody asks for it. A gradient serves one thread.
 //   head_dim()                   the D a map with parameters was made for; the operator checks it.
+//   heads()                      the H of a map with a set of parameters for each head, 1 otherwise; checked, too.
 //   static constexpr bool signed_features = true
 //                                features may be negative, so denominators may vanish: not normalised by default.
+//   static constexpr bool positive_kernel = true
+//                                beside signed_features: phi(q).phi(k) > 0 all the same, so normalised by default.
+//   static constexpr bool log_features = true
+//                                forward (or packet) writes log phi, and vjp differentiates log phi. For features that
+//                                could overflow: the engine keeps the state by the largest feature of each row so far
+//                                (update_rules/rule_traits.hpp, log_scaled), which is exact.
 //   using scalar = float         the accumulator type a map with parameters holds them in; the operator checks it.
 //
 // x and phi are the engine's aligned scratch in the accumulator type, never the caller's memory, so that a result
@@ -138,6 +146,30 @@ inline constexpr bool has_signed_features = [] {
   }
 }();
 
+/// Whether denominators are positive whatever the input, but for rounding.
+template <class Map>
+inline constexpr bool has_positive_denominators = !has_signed_features<Map> || requires {
+  requires Map::positive_kernel;
+};
+
+/// Whether the map writes log phi.
+template <class Map>
+inline constexpr bool has_log_features = [] {
+  if constexpr (requires { Map::log_features; }) {
+    return bool(Map::log_features);
+  } else {
+    return false;
+  }
+}();
+
+/// The rule's traits with what the map adds to them.
+template <class Map, rule_traits Rule>
+inline constexpr rule_traits rule_with = [] {
+  rule_traits rule = Rule;
+  rule.log_scaled = has_log_features<Map>;
+  return rule;
+}();
+
 /// C for a compile-time D, or Dynamic where D or the map's dimension is only known at run time.
 template <class Map, Eigen::Index HeadDim>
 inline constexpr Eigen::Index features_at_compile_time = [] {
@@ -159,6 +191,8 @@ constexpr bool check_feature_map_members() {
                   "linattn: the feature map's parameters are of another scalar type than the operator's features; "
                   "write e.g. linear_attention<positive_random<double>, additive, double>");
   }
+  static_assert(!(has_log_features<Map> && has_signed_features<Map>),
+                "linattn: the feature map has log_features and signed_features; a negative feature has no logarithm");
   static_assert(has_forward<Map, T> || has_positional_forward<Map, T> || is_asymmetric<Map, T>,
                 "linattn: the feature map has no `void forward(linattn::const_tile<T> x, linattn::tile<T> phi) const` "
                 "for this operator's accumulator type T (nor forward_queries and forward_keys); copy "

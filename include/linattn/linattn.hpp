@@ -9,8 +9,10 @@
 #include <linattn/feature_maps/gaussian_fourier.hpp>    // IWYU pragma: export
 #include <linattn/feature_maps/generalized_relu.hpp>    // IWYU pragma: export
 #include <linattn/feature_maps/gerf.hpp>                // IWYU pragma: export
+#include <linattn/feature_maps/hedgehog.hpp>            // IWYU pragma: export
 #include <linattn/feature_maps/hyperbolic.hpp>          // IWYU pragma: export
 #include <linattn/feature_maps/identity.hpp>            // IWYU pragma: export
+#include <linattn/feature_maps/learned_linear.hpp>      // IWYU pragma: export
 #include <linattn/feature_maps/positive_random.hpp>     // IWYU pragma: export
 #include <linattn/feature_maps/random_fourier.hpp>      // IWYU pragma: export
 #include <linattn/feature_maps/relu.hpp>                // IWYU pragma: export

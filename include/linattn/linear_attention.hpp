@@ -15,9 +15,12 @@
 
 #include <linattn/detail/checks.hpp>
 #include <linattn/detail/gradient.hpp>
+#include <linattn/detail/gradient_correction.hpp>
+#include <linattn/draft.hpp>
 #include <linattn/feature_map.hpp>
 #include <linattn/matrix_view.hpp>
 #include <linattn/options.hpp>
+#include <linattn/segment.hpp>
 #include <linattn/state.hpp>
 #include <linattn/update_rules/additive.hpp>
 #include <linattn/update_rules/decay.hpp>
@@ -38,6 +41,20 @@ struct gradients {
   row_matrix<Scalar> dv;  ///< (Nk, H M)
 };
 
+/// The same with those of the rule's inputs, each of the shape of its input: d.inputs.log_decay, d.inputs.beta.
+template <class Scalar, class UpdateRule>
+struct rule_gradients : gradients<Scalar> {
+  typename UpdateRule::template inputs<row_matrix<Scalar>> inputs;
+
+  /// Where the verbs write them.
+  auto views() {
+    typename UpdateRule::template inputs<matrix_view<Scalar>> v;
+    if constexpr (requires { v.log_decay; }) v.log_decay = inputs.log_decay;
+    if constexpr (requires { v.beta; }) v.beta = inputs.beta;
+    return v;
+  }
+};
+
 /// Linear attention (Katharopoulos et al., 2020): attention whose similarity is an inner product of features, so that
 /// the sums over keys can be kept instead of the keys. Per head, with phi the feature map and s = query_scale,
 ///
@@ -53,10 +70,13 @@ struct gradients {
 ///             is constexpr, state and workspace live inline and nothing ever touches the heap.
 ///
 /// The operator is immutable: one per layer, shared by threads and sequences. A `state` belongs to one sequence, a
-/// `workspace` to one thread. Matrices are packed, one token per row, head h in columns h D ... (h + 1) D - 1.
-/// Arguments: subject (state), inputs, outputs, scratch. Outputs are overwritten; they must not overlap inputs
-/// (asserted in debug builds). Calls that take a workspace do not allocate and may stand in a [[clang::nonblocking]]
-/// function (refusing wrong arguments does allocate); the others allocate it, and what they return.
+/// `workspace` to one thread. Matrices are packed, one token per row, head h in columns h D ... (h + 1) D - 1. Where
+/// heads share (options.hpp), H is the matrix's own: q has heads(), k key_heads(), v, gates and the state
+/// value_heads(), out and denominators output_heads() of them, and flops are 2 C M for each state that is written and
+/// each head of out. Arguments: subject (state), inputs, outputs, scratch. Outputs are overwritten; they must not
+/// overlap inputs (asserted in debug builds). Calls that take a workspace do not allocate and may stand in a
+/// [[clang::nonblocking]] function (refusing wrong arguments does allocate); the others allocate it, and what they
+/// return.
 ///
 /// Laws, to rounding where not said otherwise; each is a property test:
 ///   1. step = absorb of one row, then read of one row.
@@ -90,6 +110,9 @@ class linear_attention {
       },
       "linattn: the second template argument must be an update rule, such as linattn::additive; Scalar is the third");
   static_assert(detail::check_feature_map_members<FeatureMap, accumulator_t<Scalar>>());
+  static_assert(!detail::has_log_features<FeatureMap> ||
+                    (UpdateRule::traits.corrects == correction::none && UpdateRule::traits.reads_after_write),
+                "linattn: a map that writes log phi serves rules that add after their decay: additive, decay, gated");
   static constexpr Eigen::Index Features = detail::features_at_compile_time<FeatureMap, HeadDim>;
 
  public:
@@ -99,13 +122,18 @@ class linear_attention {
   using input = matrix_view<const Scalar>;
   using output = matrix_view<Scalar>;
   using token = vector_view<const Scalar>;
-  static constexpr rule_traits rule = UpdateRule::traits;
+  static constexpr rule_traits rule = detail::rule_with<FeatureMap, UpdateRule::traits>;
   using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
                                    detail::is_differentiable<FeatureMap, accumulator_type>, rule>;
+  using segment_type = segment<rule, accumulator_type, Features, ValueDim, Heads>;
+  using draft_type = draft<rule, accumulator_type, Features, ValueDim, Heads>;
   /// What the rule takes beside q, k and v, for rows of tokens and for one token: {.log_decay = g, .beta = b}.
   using inputs = typename UpdateRule::template inputs<input>;
   using token_inputs = typename UpdateRule::template inputs<token>;
+  /// Where gradients with respect to them go.
+  using input_gradients = typename UpdateRule::template inputs<output>;
+  using gradients_with_inputs = rule_gradients<Scalar, UpdateRule>;
   /// What the map keeps the gradient of its parameters in; no_parameters where it has none.
   using parameter_gradient = typename detail::gradient_of<FeatureMap>::type;
 
@@ -159,6 +187,13 @@ class linear_attention {
   void absorb(state_type& s, input k, input v, workspace_type& ws) const;
   void absorb(state_type& s, input k, input v) const;
 
+  /// For the rules that correct, whose states do not merge: a segment that has seen nothing (segment.hpp), and the rows
+  /// of k and v with the rule's inputs into it. s.merge(segment) is then absorbing its tokens into s, to rounding. As
+  /// costly as 1 + C / M times absorb.
+  segment_type make_segment(Eigen::Index first_position = 0) const;
+  void absorb(segment_type& s, input k, input v, const inputs& x, workspace_type& ws) const;
+  void absorb(segment_type& s, input k, input v, const inputs& x) const;
+
   /// out (N, H M) = what the queries q (N, H D) see in the state: the queries' half of `forward`. For maps that know
   /// positions the rows stand where the last N absorbed keys do. 2 N C M flops a head, plus the map.
   /// denominators (N, H), optional: phi(s q).z before the denominator policy, the weight of evidence behind each
@@ -184,6 +219,22 @@ class linear_attention {
   void step(std::span<state_type> states, input q, input k, input v, output out,
             workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
 
+  /// Room for the tokens of one speculative call (draft.hpp). One allocation, none with fixed sizes.
+  draft_type make_draft() const { return detail::engine_access::make_workspace<draft_type>(draft_layout()); }
+
+  /// Speculative decoding: `forward_causal` of N <= 16 proposed tokens from a state that stays as it is, bit for bit;
+  /// what they would write goes to `d`. Throws for more tokens. One read of the state, two for a rule that corrects,
+  /// and 2 C M flops a token and read, whole blocks of 8 or 4 tokens counted, beside 2 N^2 (C + M) a read.
+  void forward_causal(const state_type& s, input q, input k, input v, const inputs& x, output out, draft_type& d,
+                      workspace_type& ws) const;
+  void forward_causal(const state_type& s, input q, input k, input v, output out, draft_type& d,
+                      workspace_type& ws) const;
+
+  /// The first j tokens of a draft into the state it was drafted from, or a copy: to rounding, j steps, for one read
+  /// and write of the state and 2 j C M flops a head. j = 0 leaves the state as it is. Throws for j outside
+  /// 0 ... d.tokens(), a draft of another operator's sizes, or a state that has moved on since.
+  void accept(state_type& s, const draft_type& d, Eigen::Index j, workspace_type& ws) const;
+
   // Gradients: vector-Jacobian products of the whole operator, map, query scale, denominator and its policy included.
   // They recompute what they need from the inputs: nothing is kept from the forward pass, and beside inputs and outputs
   // there is the workspace, of a size that does not depend on N. dout is the gradient of a loss with respect to out;
@@ -208,6 +259,32 @@ class linear_attention {
   gradients<Scalar> vjp_causal(const state_type& s0, input q, input k, input v, input dout, state_type& ds) const;
   gradients<Scalar> vjp_causal(input q, input k, input v, input dout) const;
 
+  /// The same of a rule with inputs x: dx are views for the gradients with respect to them, of their shapes; those left
+  /// out are not computed:
+  ///
+  ///     attn.vjp_causal(s0, q, k, v, {.log_decay = g, .beta = b}, dout, ds, dq, dk, dv,
+  ///                     {.log_decay = dg, .beta = db}, ws);
+  ///
+  /// Built for gated, delta and gated_delta, and without inputs for decay, whose constants get no gradient; where the
+  /// map writes log phi, for additive only. The rules that correct go forwards, back, and forwards again: the workspace
+  /// does not depend on N, nothing is stored for every token or segment, and the recurrence is never inverted. Flops a
+  /// head: gated 15 N C M, of which 12 are the equations'; delta and gated_delta 22 N C M, or 26 where M > D, of which
+  /// 16 and 18 are.
+  ///
+  /// Numerics: the gradient of a log-decay is a sum over the tokens that follow, of terms that cancel where decays are
+  /// strong. It is summed in twice the precision of Scalar, so its error is that of its terms, a few roundings of
+  /// |phi(q_j)| |dphi(q_j)| + |phi(k_j)| |dphi(k_j)|, j >= i, however small it is itself. Where exp(log_decay) is 0 it
+  /// is exactly 0. The total log-decay that ds carries is left as it is. Entries of the gradient with respect to a
+  /// state that fall below 2^-100 are cleared where the rule decays, as those of the state are.
+  void vjp_causal(const state_type& s0, input q, input k, input v, const inputs& x, input dout, state_type& ds,
+                  output dq, output dk, output dv, const input_gradients& dx, workspace_type& ws,
+                  parameter_gradient* dmap = nullptr) const;
+  void vjp_causal(input q, input k, input v, const inputs& x, input dout, output dq, output dk, output dv,
+                  const input_gradients& dx, workspace_type& ws, parameter_gradient* dmap = nullptr) const;
+  gradients_with_inputs vjp_causal(const state_type& s0, input q, input k, input v, const inputs& x, input dout,
+                                   state_type& ds) const;
+  gradients_with_inputs vjp_causal(input q, input k, input v, const inputs& x, input dout) const;
+
  private:
   using T = accumulator_type;
   using layout_type =
@@ -216,6 +293,10 @@ class linear_attention {
   using gradient_arguments = detail::gradient_arguments<T, parameter_gradient>;
   using access = detail::engine_access;
 
+  using draft_layout_type = detail::draft_layout<T, Features, ValueDim, Heads, rule>;
+
+  draft_layout_type draft_layout() const noexcept { return {m_layout.state}; }
+  void require_draft(const char* function, const draft_type& d) const;
   detail::engine<FeatureMap, T, layout_type> engine() const noexcept {
     return {m_map, m_layout, m_query_scale, m_policy, m_normalizes};
   }
@@ -233,7 +314,12 @@ class linear_attention {
   void require_state(const char* function, const state_type& s) const;
   void require_workspace(const char* function, workspace_type& ws) const;
   void require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws, bool causal) const;
+  gradient_arguments gradient_arguments_of(input q, input k, input v, const inputs& x, input dout, output dq, output dk,
+                                           output dv, const input_gradients& dx, parameter_gradient* dmap) const;
   gradients<Scalar> make_gradients(input q, input k, input v) const;
+  gradients_with_inputs make_gradients(input q, input k, input v, const inputs& x) const;
+  void run_vjp_causal(const gradient_arguments& a, const T* initial, T* dstate, Eigen::Index position,
+                      workspace_type& ws) const;
   bool fits(const state_type& s) const noexcept;
   T* own_state(workspace_type& ws) const noexcept;
   void run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out, workspace_type& ws) const;

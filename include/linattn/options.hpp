@@ -4,6 +4,7 @@
 #include <linattn/version.hpp>
 
 #include <Eigen/Core>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -34,6 +35,12 @@ struct denominator_policy {
       default:
         return denominator;
     }
+  }
+
+  /// The same policy for denominators that have been divided by exp(log_scale).
+  template <class T>
+  denominator_policy at_scale(T log_scale) const noexcept {
+    return {how, epsilon * std::exp(-double(log_scale))};
   }
 
   /// Whether the result moves with phi(q).z, as it does unless it is clamped: the derivative, 1 or 0.

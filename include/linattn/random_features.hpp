@@ -1,4 +1,15 @@
 // What random feature maps have in common: how their directions are drawn, and the temperature of their kernel.
+//
+// A map draws W (m, D) in its constructor: the same for a seed on every compiler and machine, and more features keep
+// the directions of fewer. (Under -ffast-math draws may differ, and NaN may be lost.) `redraw(seed)` is the map of the
+// same sizes and options with new directions; a state absorbed with one map is read with that map. `save` writes W
+// itself, so that `load` gives the same bits whatever a later version draws.
+//
+// Scale: a map applies temperature^(-1/2) to queries and keys itself, for softmax D^(-1/4): leave query_scale at 1.
+// Estimates of a kernel are unbiased; a normalised output, a quotient of two of them, is not, but errors fall as
+// 1 / sqrt(m).
+//
+// No allocation after the constructor. Copies share W; a map is immutable and may be used by any number of threads.
 #pragma once
 
 #include <linattn/version.hpp>

@@ -6,7 +6,9 @@
 #include <linattn/matrix_view.hpp>
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 LINATTN_NAMESPACE_BEGIN
 
@@ -21,6 +23,9 @@ inline void append(std::string& text, const state_sizes& part) {
   text += sentence("(", part.heads, " heads, ", part.features, " features, ", part.value_dim, " values)");
 }
 }  // namespace detail
+
+template <rule_traits Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
+class segment;
 
 /// S (C, M) and z (C) for every head of ONE sequence, made by `linear_attention::make_state`.
 ///
@@ -45,7 +50,9 @@ class state {
   using k_sum_view = Eigen::Map<row_vector<T>>;
   using const_k_sum_view = Eigen::Map<const row_vector<T>>;
 
-  state() = default;
+  state() {
+    if constexpr (layout_type::is_fixed) m_layout.clear(m_slab.data());
+  }
 
   Eigen::Index heads() const noexcept { return m_layout.heads; }
   Eigen::Index features() const noexcept { return m_layout.features; }
@@ -82,51 +89,52 @@ class state {
     return {head_data(head) + m_layout.log_decay_offset(), m_layout.decays()};
   }
 
+  /// log of the scale of each row of one head (C), for maps that write log phi: S = Diag(exp(log_scale)) kv, and z
+  /// likewise. It is the largest log feature of each seen so far (decayed, where the rule decays),
+  /// numeric_limits<T>::lowest() before the first. Throws for a head that is not there.
+  k_sum_view log_scale(Eigen::Index head) {
+    static_assert(Rule.log_scaled, "linattn: the map of this state's operator does not write log phi: no log_scale");
+    return {head_data(head) + m_layout.log_scale_offset(), features()};
+  }
+  const_k_sum_view log_scale(Eigen::Index head) const {
+    static_assert(Rule.log_scaled, "linattn: the map of this state's operator does not write log phi: no log_scale");
+    return {head_data(head) + m_layout.log_scale_offset(), features()};
+  }
+
   /// Back to a state just made, bit for bit, first_position() kept; no allocation.
   void reset() noexcept {
-    std::fill(m_slab.data(), m_slab.data() + m_slab.size(), T(0));
+    m_layout.clear(m_slab.data());
     m_tokens = 0;
   }
 
   /// Appends: what this state has absorbed, then what `later` has.
   ///
-  ///     S = exp(G_later) S + S_later,   G = G + G_later,   z = z + z_later
+  ///     S = exp(G_later) S + S_later,   z = exp(G_later) z + z_later,   G = G + G_later
   ///
-  /// with G the total log-decay (0 without decay); equal to absorbing both parts in turn, to rounding; both states from
-  /// one operator, and for maps that know positions `later` made with make_state(first_position() + tokens()). May be
-  /// *this, which appends a copy. Rules that correct have no merge of states: what a later part takes back depends on
-  /// what came before it. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
+  /// with G the total log-decay (0 without decay), and scales brought to the larger one where the map writes log phi;
+  /// equal to absorbing both parts in turn, to rounding; both states from one operator, and for maps that know
+  /// positions `later` made with make_state(first_position() + tokens()). May be *this, which appends a copy. Rules
+  /// that correct have no merge of states: what a later part takes back depends on what came before it. Throws
+  /// std::invalid_argument if the sizes differ. H (C M + C) flops.
   void merge(const state& later) {
     static_assert(
         Rule.corrects == correction::none,
         "linattn: states of a delta rule cannot be merged, because what the later tokens take back depends on "
-        "the earlier state; absorb the later tokens into this state");
+        "the earlier state; absorb the later tokens into this state, or into a make_segment() and merge that");
     if (m_slab.size() == 0 || m_slab.size() != later.m_slab.size() || heads() != later.heads() ||
         features() != later.features() || value_dim() != later.value_dim()) {
       detail::refuse("state::merge", "this state is ", *this, ", the later one ", later);
     }
-    if constexpr (Rule.decay != decay_kind::none) {
-      for (Eigen::Index h = 0; h < heads(); ++h) {
-        T* const head = m_slab.data() + h * m_layout.head_stride();
-        const T* const addend = later.m_slab.data() + h * m_layout.head_stride();
-        for (Eigen::Index c = 0; c < features(); ++c) {
-          const T factor = std::exp(addend[m_layout.log_decay_offset() + (m_layout.decays() == 1 ? 0 : c)]);
-          for (Eigen::Index m = 0; m < m_layout.row_stride(); ++m) {
-            T& entry = head[c * m_layout.row_stride() + m];
-            entry = factor * entry + addend[c * m_layout.row_stride() + m];
-          }
-        }
-        for (Eigen::Index c = 0; c < m_layout.decays(); ++c) {
-          head[m_layout.log_decay_offset() + c] += addend[m_layout.log_decay_offset() + c];
-        }
-      }
-    } else {
-      T* sum = m_slab.data();
-      const T* addend = later.m_slab.data();
-      for (std::size_t i = 0; i < m_slab.size(); ++i) sum[i] += addend[i];
+    for (Eigen::Index h = 0; h < heads(); ++h) {
+      append_head(m_slab.data() + h * m_layout.head_stride(), later.m_slab.data() + h * m_layout.head_stride());
     }
     m_tokens += later.m_tokens;
   }
+
+  /// Appends what a segment holds, for the rules that correct (segment.hpp): S = A S + X; to rounding, absorbing its
+  /// tokens. For maps that know positions it was made with make_segment(first_position() + tokens()). Throws
+  /// std::invalid_argument if the sizes differ. 2 H C^2 M flops; allocates C^2 + C M elements.
+  void merge(const segment<Rule, T, Features, ValueDim, Heads>& later);
 
   /// "(H heads, C features, M values)" for messages, or that there is nothing.
   std::string sizes() const {
@@ -138,7 +146,9 @@ class state {
   friend struct detail::engine_access;
 
   state(const layout_type& layout, Eigen::Index first_position)
-      : m_layout(layout), m_slab(layout.size()), m_first_position(first_position) {}
+      : m_layout(layout), m_slab(layout.size()), m_first_position(first_position) {
+    m_layout.clear(m_slab.data());
+  }
 
   const T* head_data(Eigen::Index head) const {
     if (m_slab.size() == 0) detail::refuse("state", "this state is empty (default-made or moved from)");
@@ -147,6 +157,26 @@ class state {
     }
     return m_slab.data() + head * m_layout.head_stride();
   }
+  void append_head(T* head, const T* later) {
+    const Eigen::Index decays = m_layout.log_decay_offset(), scales = m_layout.log_scale_offset();
+    for (Eigen::Index c = 0; c < features(); ++c) {
+      T log_factor(0), addend(1);
+      if constexpr (Rule.decay != decay_kind::none) log_factor = later[decays + (m_layout.decays() == 1 ? 0 : c)];
+      if constexpr (Rule.log_scaled) {
+        const T before = std::max(head[scales + c] + log_factor, std::numeric_limits<T>::lowest());
+        const T scale = std::max(before, later[scales + c]);
+        log_factor = before - scale;
+        addend = std::exp(later[scales + c] - scale);
+        head[scales + c] = scale;
+      }
+      const T factor = log_factor == T(0) ? T(1) : std::exp(log_factor);
+      const auto append = [&](Eigen::Index i) { head[i] = factor * head[i] + addend * later[i]; };
+      for (Eigen::Index m = 0; m < value_dim(); ++m) append(c * m_layout.row_stride() + m);
+      if constexpr (Rule.normalizes) append(m_layout.z_offset() + c);
+    }
+    for (Eigen::Index c = 0; c < m_layout.decays(); ++c) head[decays + c] += later[decays + c];
+  }
+
   T* head_data(Eigen::Index head) { return const_cast<T*>(std::as_const(*this).head_data(head)); }
 
   static constexpr Eigen::Index slab_size = layout_type::is_fixed ? layout_type().size() : Eigen::Dynamic;

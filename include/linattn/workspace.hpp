@@ -18,10 +18,10 @@ constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride) noexcept {
 
 /// Where the packed rows of `tokens` tokens of one state lie: features and values (T, C or M), outputs, a tile of x for
 /// maps that are not elementwise, one number a token (denominators), and a state for the verbs that are called without
-/// one. Rules add their decays (T, C), one number a token (bonus or beta), a and b (T, C), and those that correct what
-/// correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and z (C) and S^T (M, C) of
-/// every head. Where several heads read a state, their queries, outputs and denominators (T, R, ...) have a place of
-/// their own.
+/// one. Rules add their decays (T, C), one number a token (beta, or the logarithm of its scale), a and b (T, C), and
+/// those that correct what correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and z
+/// (C) and S^T (M, C) of every head. Where several heads read a state,
+/// their queries, outputs and denominators (T, R, ...) have a place of their own.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
           bool Gradients, rule_traits Rule = additive::traits>
 struct workspace_layout {
@@ -46,7 +46,9 @@ struct workspace_layout {
   constexpr Eigen::Index denominators() const noexcept { return tile() + lines(tile_stride()); }
   constexpr Eigen::Index decay() const noexcept { return denominators() + lines(1); }
   constexpr Eigen::Index beta() const noexcept { return decay() + (decays ? lines(state.feature_stride()) : 0); }
-  constexpr Eigen::Index a() const noexcept { return beta() + (corrects ? lines(1) : 0); }
+  constexpr Eigen::Index a() const noexcept {
+    return beta() + (Rule.log_scaled ? Eigen::Index(heads.readers) : corrects ? 1 : 0) * lines(1);
+  }
   constexpr Eigen::Index b() const noexcept { return a() + (rank_one ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index reading() const noexcept { return b() + (rank_one ? lines(state.feature_stride()) : 0); }
   constexpr Eigen::Index writing() const noexcept {
@@ -79,8 +81,13 @@ struct workspace_layout {
   constexpr Eigen::Index value_outputs() const noexcept { return feature_outputs() + lines(state.feature_stride()); }
   constexpr Eigen::Index gradient_tile() const noexcept { return value_outputs() + lines(state.row_stride()); }
   constexpr Eigen::Index sums() const noexcept { return gradient_tile() + lines(tile_stride()); }
-  constexpr Eigen::Index own_transposed() const noexcept { return sums() + state.heads * sum_stride(); }
-  constexpr Eigen::Index end_of_gradients() const noexcept { return own_transposed() + transposed().size(); }
+  constexpr Eigen::Index own_transposed() const noexcept {
+    return sums() + (decays ? 2 : 1) * state.heads * sum_stride();
+  }
+  constexpr Eigen::Index gradient_correction() const noexcept { return own_transposed() + transposed().size(); }
+  constexpr Eigen::Index end_of_gradients() const noexcept {
+    return gradient_correction() + (corrects ? gradient_correction_size() : 0);
+  }
 
   constexpr Eigen::Index size() const noexcept { return Gradients ? end_of_gradients() : end_of_forward(); }
 
@@ -88,6 +95,13 @@ struct workspace_layout {
   /// Of S^T: features and values in each other's place.
   constexpr state_layout<T, ValueDim, Features, Heads> transposed() const noexcept {
     return {state.value_dim, state.features, state.heads};
+  }
+
+  /// What the gradient of a rule that corrects needs besides (gradient_correction.hpp): its states (C, M), two rows a
+  /// token of features and twice two of values, and what belongs to a block.
+  constexpr Eigen::Index gradient_correction_size() const noexcept {
+    return state.size() + 2 * lines(state.feature_stride()) + 4 * lines(state.row_stride()) +
+           4 * lines(correction_block) + (4 * correction_block + 1) * round_up(state.feature_stride(), line<T>);
   }
 
   static constexpr bool is_fixed = state_layout<T, Features, ValueDim, Heads>::is_fixed && HeadDim != Eigen::Dynamic;
@@ -108,8 +122,9 @@ struct workspace_layout {
 /// Its size does not depend on N: one state, H (C M + C) elements, and for one head at a time 16 tokens (32 where
 /// C <= 64 in float, 32 in double) of 2 C + 2 M + D elements, rows padded, and C + M more for each further head
 /// that reads the same state. Where the map has a gradient, a second state and C + M + D elements a token more, for
-/// `vjp` and `vjp_causal`. Inline, without heap, where D, C, M and H are compile-time constants. One workspace serves
-/// one call at a time; a copy is as good as a new one.
+/// `vjp` and `vjp_causal`, and of a rule that corrects a third state and 2 C + 4 M elements a token. Inline, without
+/// heap, where D, C, M and H are compile-time constants. One workspace serves one call at a time; a copy is as good as
+/// a new one.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
           bool Gradients, rule_traits Rule>
 class workspace {

@@ -44,6 +44,12 @@ class any_map {
       m_vjp;
 };
 
+/// The same for maps that write log phi.
+struct any_log_map : any_map {
+  static constexpr bool log_features = true;
+  using any_map::any_map;
+};
+
 /// phi(x) = relu(W x + b): a map with parameters.
 struct learned_map {
   using scalar = double;

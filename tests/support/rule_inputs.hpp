@@ -1,8 +1,7 @@
 // Seeded inputs for the update rules, in the scalar under test, and the same numbers for the oracle.
 //
 //   for (const support::gate_set& gates : support::gate_sets()) {
-//     const support::rule_tokens<float> x(kind, {.tokens = 65, .features = 17, .value_dim = 9}, seed, {.gates =
-//     gates});
+//     const support::rule_tokens<float> x(kind, {.tokens = 65, .features = 17, .value_dim = 9}, seed, {gates});
 //     ... x.q, x.k, x.v, x.log_decay, x.beta give what support::rule_oracle(kind, x.wide()) says
 #pragma once
 

@@ -325,13 +325,27 @@ struct trial {
                                  const expected& e) const {
     return support::near(a, wide(b), e.size, 2 * facts::roundings);
   }
+  /// Rows (C) of a state as they are meant, whatever they are scaled by.
+  template <class X>
+  static matrix unscaled(const state_type& s, Index head, const X& rows) {
+    matrix x = rows;
+    if constexpr (attention::rule.log_scaled) {
+      for (Index c = 0; c < x.rows(); ++c) {
+        const T scale = std::exp(s.log_scale(head)[c]);  // 0 before the first key
+        x.row(c) *= scale;
+      }
+    }
+    return x;
+  }
   testing::AssertionResult near(const state_type& s, const expectation& e) const {
     for (Index h = 0; h < size.heads; ++h) {
       const auto head = static_cast<std::size_t>(h);
-      if (const auto kv = near(matrix(s.kv(h)), {e.state.value.s[head], e.state.size.s[head]}); !kv) {
+      if (const auto kv = near(unscaled(s, h, s.kv(h)), {e.state.value.s[head], e.state.size.s[head]}); !kv) {
         return testing::AssertionFailure() << "S of head " << h << ": " << kv.message();
       }
-      if (const auto z = near(matrix(s.k_sum(h)), {e.state.value.z[head], e.state.size.z[head]}); !z) {
+      if (const auto z = near(matrix(unscaled(s, h, s.k_sum(h).transpose()).transpose()),
+                              {e.state.value.z[head], e.state.size.z[head]});
+          !z) {
         return testing::AssertionFailure() << "z of head " << h << ": " << z.message();
       }
     }
@@ -345,6 +359,7 @@ struct trial {
     for (Index h = 0; h < size.heads; ++h) {
       const auto head_seed = 100 * seed + static_cast<std::uint64_t>(h);
       s.kv(h) = normal_matrix<T>(attn.features(), size.value_dim, head_seed);
+      if constexpr (attention::rule.log_scaled) s.log_scale(h).setZero();
       s.k_sum(h) = any_sign ? normal_matrix<T>(1, attn.features(), head_seed + 50)
                             : uniform_matrix<T>(1, attn.features(), head_seed + 50, 0.5, 1.5);
       initial.value.s.push_back(wide(s.kv(h)));

@@ -179,11 +179,11 @@ LINATTN_INLINE void substitute(const T* coefficients, const T* beta, const T* re
 }
 
 /// `blocks` blocks of one head against its S (C, M). values (blocks, writes B, M) come with v in the last B rows of a
-/// block and leave with u in the first; out (T, R, M); `read` is scratch of one block, (reads B, M). The last block
-/// clears what has decayed into silence.
+/// block and leave with u in the first; out (T, R, M); `read` is scratch of one block, (reads B, M). Where `clears`,
+/// the last block clears what has decayed into silence.
 template <Eigen::Index B, rule_traits Rule, bool Reads, class T, class Layout, class Readers>
 LINATTN_INLINE void attend_corrected(const Layout& layout, Eigen::Index blocks, const correction_inputs<T>& x,
-                                     const correction_rows<T>& y, T* values, T* read, T* out, T* S,
+                                     const correction_rows<T>& y, T* values, T* read, T* out, T* S, bool clears,
                                      const rows_ahead& next, Readers readers) {
   using shape = correction_shape<Rule>;
   constexpr Eigen::Index writes = shape::writes;
@@ -249,7 +249,7 @@ LINATTN_INLINE void attend_corrected(const Layout& layout, Eigen::Index blocks, 
       head_rows<T> writing{nullptr, rows.writing, u, nullptr};
       if constexpr (decays) writing.decay = rows.carry;
       call_micro_block<writes * B, packets, write, T>(writing, S + m, stride, row_stride, features, false,
-                                                      n + 1 == blocks);
+                                                      clears && n + 1 == blocks);
     }
   });
 }

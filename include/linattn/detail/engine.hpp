@@ -15,6 +15,8 @@
 #include <linattn/state.hpp>
 #include <linattn/workspace.hpp>
 
+#include <cmath>
+
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
@@ -38,6 +40,11 @@ struct engine_access {
   template <class State>
   static void add_tokens(State& state, Eigen::Index n) noexcept {
     state.m_tokens += n;
+  }
+  template <class Draft>
+  static void set_tokens(Draft& draft, Eigen::Index n, Eigen::Index position) noexcept {
+    draft.m_tokens = n;
+    draft.m_position = position;
   }
   template <class Workspace>
   static auto& slab(Workspace& workspace) noexcept {
@@ -164,16 +171,20 @@ struct engine {
                      : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0, heads);
         }
         const auto S = state + h * layout.state.head_stride();
+        const bool clears = B > 1 || tokens > 1 || (position + first) % steps_to_clear == 0;
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {
-          attend_corrected<B, Form>(gates, first, rows, h, queries, outputs, scratch, S, next, readers);
+          attend_corrected<B, Form>(gates, first, rows, h, queries, outputs, scratch, S, clears, next, readers);
         } else {
           head_rows<T> x{queries, keys, values, outputs};
-          if constexpr (Form.writes && rule.decay != decay_kind::none) {
+          x.clears = clears;
+          if constexpr (Form.writes && rule.decay != decay_kind::none && !rule.log_scaled) {
             T* const decay = scratch + layout.decay();
             pack_decays<rule>(layout, gates, first, rows, h, B, decay, S + layout.state.log_decay_offset());
             x.decay = decay;
           }
+          if constexpr (rule.log_scaled)
+            x.decay = scale_features<Form>(gates, first, rows, h, B, queries, scratch, S, readers);
           constexpr kernel_form form = with_rule(Form);
           if constexpr (form.reads_first) {
             x.bonus = pack_bonus(gates.bonus, first, rows, h, B, queries, keys, readers, denominators);
@@ -185,17 +196,28 @@ struct engine {
           }
         }
         if constexpr (Form.reads) {
+          const T* const scales = scratch + layout.beta();  // (T, R), logarithms, where the rule is log-scaled
+          if (Normalizes && denominators_out.rows() > 0) {
+            for (Eigen::Index r = 0; r < rows; ++r) {
+              denominators_out(first + r, turn) =
+                  rule.log_scaled ? denominators[r] * std::exp(scales[r]) : denominators[r];
+            }
+          }
+          for (Eigen::Index i = 0; rule.log_scaled && i < rows * readers; ++i) {
+            denominators[i] = Normalizes && normalizes ? policy.at_scale(scales[i])(denominators[i])
+                                                       : std::max(std::exp(-scales[i]), std::numeric_limits<T>::min());
+          }
           for (Eigen::Index r = 0; r < readers; ++r) {
             const T* const from = outputs + r * layout.state.row_stride();
             T* const to = out.row(first) + output_of(r) * value_dim;
-            if (Normalizes && normalizes) {
+            if constexpr (rule.log_scaled) {
+              unpack_outputs<true>(layout, from, denominators + r, denominator_policy(), to, out.row_stride(), rows,
+                                   readers);
+            } else if (Normalizes && normalizes) {
               unpack_outputs<true>(layout, from, denominators + r, policy, to, out.row_stride(), rows, readers);
             } else {
               unpack_outputs<false>(layout, from, denominators + r, policy, to, out.row_stride(), rows, readers);
             }
-          }
-          if (Normalizes && denominators_out.rows() > 0) {
-            for (Eigen::Index r = 0; r < rows; ++r) denominators_out(first + r, turn) = denominators[r];
           }
         }
       }
@@ -205,11 +227,43 @@ struct engine {
   /// A verb's form with what the rule adds to it.
   static constexpr kernel_form with_rule(kernel_form form) {
     if (!form.writes) return form;
-    form.decay = rule.decay == decay_kind::per_feature ? decay_axis::row
-                 : rule.decay == decay_kind::per_head  ? decay_axis::token
-                                                       : decay_axis::none;
+    const bool per_feature = rule.decay == decay_kind::per_feature || rule.log_scaled;
+    form.decay = per_feature                          ? decay_axis::row
+                 : rule.decay == decay_kind::per_head ? decay_axis::token
+                                                      : decay_axis::none;
     form.reads_first = form.reads && !rule.reads_after_write;
     return form;
+  }
+
+  /// Packed log features to features by the state's running maxima; the decays that these add, and the logarithm of
+  /// each query's scale.
+  template <kernel_form Form>
+  LINATTN_INLINE const T* scale_features(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
+                                         Eigen::Index head, Eigen::Index block, T* queries, T* scratch,
+                                         state_pointer<Form, T> S, Eigen::Index readers) const {
+    using P = packet<T>;
+    const Eigen::Index features = layout.state.features;
+    const Eigen::Index stride = layout.state.feature_stride();
+    T* const decays = scratch + layout.decay();
+    T* const scales = scratch + layout.beta();
+    const auto mu = S + layout.state.log_scale_offset();
+    if constexpr (Form.writes) {
+      if constexpr (rule.decay != decay_kind::none) {
+        T* const log_decays = rule.decay == decay_kind::per_head ? scales : decays;
+        pack_decays<rule>(layout, gates, first, rows, head, block, log_decays, S + layout.state.log_decay_offset());
+      }
+      scale_keys<rule, Form.reads>(rows, features, stride, scratch + layout.keys(), queries, scales, decays, mu,
+                                   readers);
+      std::fill(decays + rows * stride, decays + round_up(rows, block) * stride, T(1));
+    } else {
+      for (Eigen::Index r = 0; r < rows * readers; ++r) {
+        for (Eigen::Index c = 0; c < features; c += P::size) {
+          (P::load(queries + r * stride + c) + P::load(mu + c)).store(queries + r * stride + c);
+        }
+      }
+    }
+    if constexpr (Form.reads) scale_queries(rows * readers, features, stride, queries, scales);
+    return decays;
   }
 
   /// bonus (rows, R) = sum_c q[c] bonus[c] k[c], of the packed features.
@@ -236,7 +290,7 @@ struct engine {
   /// The packed rows of one head, features and values, through correction.hpp.
   template <Eigen::Index B, kernel_form Form, class Readers>
   LINATTN_INLINE void attend_corrected(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
-                                       Eigen::Index head, const T* queries, T* outputs, T* scratch, T* S,
+                                       Eigen::Index head, const T* queries, T* outputs, T* scratch, T* S, bool clears,
                                        const rows_ahead& next, const Readers& readers) const {
     const Eigen::Index stride = layout.state.feature_stride();
     const Eigen::Index row_stride = layout.state.row_stride();
@@ -269,7 +323,7 @@ struct engine {
     const correction_rows<T> y{scratch + layout.reading(), scratch + layout.writing(), scratch + layout.carry(),
                                scratch + layout.coefficients()};
     detail::attend_corrected<B, rule, Form.reads>(layout.state, blocks, x, y, values, scratch + layout.found(), outputs,
-                                                  S, next, readers);
+                                                  S, clears, next, readers);
   }
 
   /// The rows of one state's or one output's turn that packing will touch. Those of several readers lie side by side.

@@ -167,7 +167,7 @@ class feature_map_checker {
         return complain(form, place(i), " is not finite on an input from N(0, ", m_deviation, "^2); bound the map, or ",
                         "check it with the deviation of your inputs.");
       }
-      if (!m_map.is_signed && phi[i] < T(0)) {
+      if (!m_map.is_signed && !m_map.writes_log && phi[i] < T(0)) {
         return complain(form, place(i), " is ", static_cast<double>(phi[i]), "; keep features >= 0, or declare ",
                         "`static constexpr bool signed_features = true` (not normalised by default).");
       }
@@ -273,6 +273,9 @@ class feature_map_checker {
     }
   }
 
+  /// A feature from what the map writes.
+  double value(T written) const { return m_map.writes_log ? std::exp(double(written)) : double(written); }
+
   /// A longer sequence: values, and the denominators phi(q_i) . sum_{j <= i} phi(k_j), summed in double.
   void check_sample(Eigen::Index total) {
     constexpr Eigen::Index block = 16;
@@ -289,8 +292,8 @@ class feature_map_checker {
       for (Eigen::Index r = 0; r < rows; ++r) {
         double denominator = 0;
         for (std::size_t c = 0; c < z.size(); ++c) {
-          z[c] += static_cast<double>(phi_k.row(r)[c]);
-          denominator += static_cast<double>(phi_q.row(r)[c]) * z[c];
+          z[c] += value(phi_k.row(r)[c]);
+          denominator += value(phi_q.row(r)[c]) * z[c];
         }
         ++denominators;
         if (!(denominator > 0)) ++non_positive;

@@ -74,17 +74,19 @@ class fourier_map : public random_map<T> {
   static constexpr bool signed_features = true;
 
  protected:
-  fourier_map(const char* owner, Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed,
-              const random_feature_options& options, double own_temperature)
-      : random_map<T>(owner, head_dim, features, directions_of_pairs(owner, features, "cosines and sines"), seed,
-                      options, own_temperature) {}
+  using typename random_map<T>::parameters;
 
-  Eigen::Index directions() const noexcept { return this->m_projection.rows(); }
+  explicit fourier_map(const parameters& p, double own_temperature = 0) : random_map<T>(p, 2, own_temperature) {}
+
+  static parameters draw(const char* owner, Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed,
+                         const random_feature_options& options) {
+    return {owner, head_dim, directions_of_pairs(owner, features, "cosines and sines"), seed, options};
+  }
 
   /// One row: the first half holds W x, and is overwritten; u = angle_scale W x.
   void waves(T* row, T angle_scale, T amplitude) const noexcept {
     using P = packet<T>;
-    const Eigen::Index m = directions();
+    const Eigen::Index m = this->directions().rows();
     for_each_register<T>(m, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
       const auto values = sincos(load_up_to(row + c, left) * P(angle_scale));
       store_up_to(row + c, values.cosine * P(amplitude), left);
@@ -94,12 +96,13 @@ class fourier_map : public random_map<T> {
 
   /// A register of the gradient of u: cosines dsines - sines dcosines, phi's and dphi's halves.
   auto angle_gradient(const const_tile<T>& phi, const const_tile<T>& dphi) const noexcept {
-    return [&phi, &dphi, m = directions()](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-      const T* const cosines = phi.data() + r * phi.outerStride() + c;
-      const T* const dcosines = dphi.data() + r * dphi.outerStride() + c;
-      return load_up_to(cosines, n) * load_up_to(dcosines + m, n) -
-             load_up_to(cosines + m, n) * load_up_to(dcosines, n);
-    };
+    return [&phi, &dphi, m = this->directions().rows()](Eigen::Index r, Eigen::Index c, Eigen::Index n)
+               LINATTN_INLINE_LAMBDA {
+                 const T* const cosines = phi.data() + r * phi.outerStride() + c;
+                 const T* const dcosines = dphi.data() + r * dphi.outerStride() + c;
+                 return load_up_to(cosines, n) * load_up_to(dcosines + m, n) -
+                        load_up_to(cosines + m, n) * load_up_to(dcosines, n);
+               };
   }
 };
 

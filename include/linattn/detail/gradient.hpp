@@ -12,43 +12,62 @@
 // respect to the final S and z, and end as that of the initial ones. S is built again from the start, never by
 // subtraction. The non-causal form has one S and one R for all tokens: absorb keys, read queries and absorb them into
 // R, read keys.
+//
+// Where the rule decays, S_(i-1) is multiplied by a_i and R_(i+1) by a_(i+1), before the token is added: the kernel's
+// decays, along the columns of the transposed states. What is left over, a_1, is R's last step (gradient_sweeps.hpp).
+//
+// Where the map writes log phi, S and z are kept by the running maximum of log phi(k), as forwards (packing.hpp), and R
+// and dz by one of their own, of log phi(q) / den from the last token on. With both, in logarithms,
+//
+//     dlog phi(q_i) = phi(q_i) dphi(q_i)     dlog phi(k_i) = phi(k_i) dphi(k_i)
+//
+// and no factor is larger than 1 where the operator normalises: phi(k_i) phi(q_j) / den_j is a weight of attention.
 #pragma once
 
-#include <linattn/detail/engine.hpp>
-#include <linattn/detail/gradient_packing.hpp>
+#include <linattn/detail/gradient_sweeps.hpp>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// The arguments of a vjp. Shapes as in `forward`; dq, dk, dv are as q, k, v. `gradient` may be null.
-template <class T, class Gradient>
-struct gradient_arguments {
-  matrix_view<const T> q, k, v, dout;
-  matrix_view<T> dq, dk, dv;
-  Gradient* gradient;
-};
-
+/// For rules that do not correct.
 template <class Map, class T, class Layout>
-class gradient_engine {
-  using P = packet<T>;
-  using arguments = gradient_arguments<T, typename gradient_of<Map>::type>;
-  using forward_engine = engine<Map, T, Layout>;
+class gradient_engine : gradient_sweeps<Map, T, Layout> {
+  using base = gradient_sweeps<Map, T, Layout>;
+  using base::ahead;
+  using base::feature_stride;
+  using base::features;
+  using base::head_dim;
+  using base::heads;
+  using base::m_a;
+  using base::m_decay;
+  using base::m_douts;
+  using base::m_dphi;
+  using base::m_dvalues;
+  using base::m_keys;
+  using base::m_layout;
+  using base::m_packing;
+  using base::m_queries;
+  using base::m_sums;
+  using base::m_transposed;
+  using base::m_values;
+  using base::pack_rows;
+  using base::place_of;
+  using base::rule;
+  using base::transpose_all;
+  using base::transposed;
+  using base::value_dim;
+  using base::wants_decays;
+  using base::with_decay;
+  using typename base::arguments;
+  using typename base::forward_engine;
+  using typename base::P;
 
  public:
   gradient_engine(const forward_engine& forward, const arguments& a, T* scratch)
-      : m_layout(forward.layout),
+      : base(forward, a, scratch),
         m_policy(forward.policy),
         m_normalizes(forward.normalizes),
-        m_a(a),
-        m_packing(forward.map, forward.layout, forward.query_scale, a.gradient, scratch),
-        m_queries(scratch + m_layout.queries()),
-        m_keys(scratch + m_layout.keys()),
-        m_values(scratch + m_layout.values()),
-        m_douts(scratch + m_layout.outputs()),
-        m_dphi(scratch + m_layout.feature_outputs()),
-        m_dvalues(scratch + m_layout.value_outputs()),
-        m_sums(scratch + m_layout.sums()),
-        m_transposed(scratch + m_layout.own_transposed()) {}
+        m_scales(scratch + m_layout.beta()) {}
 
   /// Causal: `initial`, the state before row 0 or null; `dstate`, the gradient with respect to the final state, becomes
   /// that of the initial one. `position` is that of row 0.
@@ -56,9 +75,13 @@ class gradient_engine {
     const Eigen::Index tokens = m_a.q.rows();
     begin(initial);
     for_each_tile<false>(tokens, [&](const token_tile& t, const token_tile& next) { forwards(t, next, position); });
+    this->begin_decay_sums(dstate, [&](Eigen::Index h, Eigen::Index c, Eigen::Index m) {
+      return transposed(h)[m * feature_stride() + c];
+    });
     transpose_all(dstate);
     for_each_tile<true>(tokens,
                         [&](const token_tile& t, const token_tile& next) { backwards(t, next, position, dstate); });
+    this->decay_initial(dstate);
   }
 
   /// Non-causal. `dstate` is zero before, and rubbish afterwards. Positions are those of row 0 of k and of q.
@@ -74,55 +97,31 @@ class gradient_engine {
   }
 
  private:
-  Eigen::Index heads() const { return m_layout.state.heads; }
-  Eigen::Index head_dim() const { return m_layout.head_dim; }
-  Eigen::Index value_dim() const { return m_layout.state.value_dim; }
-  Eigen::Index feature_stride() const { return m_layout.state.feature_stride(); }
-  Eigen::Index row_stride() const { return m_layout.state.row_stride(); }
   T* sums(const token_tile& t) const { return m_sums + t.head * m_layout.sum_stride(); }  // z (C)
-  T* transposed(Eigen::Index head) const { return m_transposed + head * m_layout.transposed().head_stride(); }
-  Eigen::Index place_of(Eigen::Index head) const { return head * m_layout.state.head_stride(); }  // in a state
+  T* log_scales(Eigen::Index head) const {
+    return m_sums + (heads() + head) * m_layout.sum_stride();
+  }  // of S and z (C)
 
-  /// f(tile, the one after it): heads within tiles of tokens, the last tokens first where Backwards. Without the tile
-  /// after it where all rows are taken to be in the cache.
   template <bool Backwards, class F>
   void for_each_tile(Eigen::Index tokens, const F& f) const {
-    const Eigen::Index most = m_layout.tokens();
-    const Eigen::Index tiles = (tokens + most - 1) / most;
-    const Eigen::Index row_bytes = (m_a.q.cols() + m_a.v.cols()) * Eigen::Index(sizeof(T));
-    const bool far = 2 * tokens * row_bytes > forward_engine::near_bytes;
-    const auto tile_at = [&](Eigen::Index i) -> token_tile {
-      if (i >= tiles * heads()) return {};
-      const Eigen::Index first = (Backwards ? tiles - 1 - i / heads() : i / heads()) * most;
-      return {first, std::min(most, tokens - first), i % heads()};
-    };
-    for (Eigen::Index i = 0; i < tiles * heads(); ++i) f(tile_at(i), far ? tile_at(i + 1) : token_tile());
-  }
-
-  /// What the kernel fetches of a tile while it computes the one before it.
-  template <class... Rows>
-  rows_ahead ahead(const token_tile& next, const Rows&... rows) const {
-    rows_ahead all(next.rows);
-    if (next.rows > 0) (all.add(rows.first, rows.stride, rows.size, next.head == 0), ...);
-    return all;
+    base::template for_each_tile<Backwards>(tokens, f);
   }
 
   /// S^T and z of the initial state, of all heads.
   void begin(const T* initial) const {
-    std::fill(m_sums, m_sums + heads() * m_layout.sum_stride(), T(0));
-    std::fill(m_transposed, m_transposed + m_layout.transposed().size(), T(0));
-    if (initial == nullptr) return;
-    transpose_all(initial);
-    for (Eigen::Index h = 0; h < heads(); ++h) {
-      const T* const z = initial + place_of(h) + m_layout.state.z_offset();
-      std::copy(z, z + m_layout.state.features, m_sums + h * m_layout.sum_stride());
+    this->begin_transposed(initial);
+    if constexpr (rule.normalizes) {
+      std::fill(m_sums, m_sums + heads() * m_layout.sum_stride(), T(0));
+      for (Eigen::Index h = 0; initial != nullptr && h < heads(); ++h) {
+        const T* const z = initial + place_of(h) + m_layout.state.z_offset();
+        std::copy(z, z + m_layout.state.features, m_sums + h * m_layout.sum_stride());
+      }
     }
-  }
-
-  void transpose_all(const T* state) const {
-    for (Eigen::Index h = 0; h < heads(); ++h) {
-      transpose(state + place_of(h), row_stride(), m_layout.state.features, value_dim(), transposed(h),
-                feature_stride());
+    for (Eigen::Index h = 0; rule.log_scaled && h < heads(); ++h) {
+      std::fill(log_scales(h), log_scales(h) + feature_stride(), std::numeric_limits<T>::lowest());
+      if (initial == nullptr) continue;
+      const T* const scales = initial + place_of(h) + m_layout.state.log_scale_offset();
+      std::copy(scales, scales + feature_stride(), log_scales(h));
     }
   }
 
@@ -137,8 +136,13 @@ class gradient_engine {
     m_packing.template pack<role::query, false>(q, t.rows, B, where, m_queries);  // last, for unpack
     pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
     pack_rows(rows_of<false>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
-    attend_panels<B, reads_and_writes, T>(
-        m_layout.transposed(), round_up(t.rows, B) / B, {m_douts, m_values, m_keys, m_dphi}, transposed(t.head),
+    const T* decay = this->template pack_decays<false>(t, B);
+    if constexpr (rule.log_scaled) {
+      decay = scale<true>(t.rows, B, m_keys, m_queries, log_scales(t.head));
+      scale_queries(t.rows, features(), feature_stride(), m_queries, m_scales);
+    }
+    attend_panels<B, with_decay(reads_and_writes, decay_axis::column), T>(
+        m_layout.transposed(), round_up(t.rows, B) / B, {m_douts, m_values, m_keys, m_dphi, decay}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.k, next, head_dim()),
               rows_of<false>(m_a.v, next, value_dim()), rows_of<false>(m_a.dout, next, value_dim()),
               rows_of<false>(m_a.dq, next, head_dim())));
@@ -146,11 +150,16 @@ class gradient_engine {
       const auto denominators = rows_of<false>(m_a.dk, t, head_dim());
       const auto products = rows_of<false>(m_a.dv, t, value_dim());
       for (Eigen::Index r = 0; r < t.rows; ++r) {
-        add(m_keys + r * feature_stride(), sums(t));
+        add(r, m_keys + r * feature_stride(), sums(t));
         const quotient by = divide(r, sums(t));
         *denominators.row(r) = by.denominator;
         *products.row(r) = by.product;
       }
+    }
+    if constexpr (rule.log_scaled) to_logarithms<role::query, false>(q, t.rows, B, where);
+    for (Eigen::Index r = 0; wants_decays() && r < t.rows; ++r) {
+      this->template add_to_decays<false>(token_of<false>(t, r), t.head, T(1), m_queries + r * feature_stride(),
+                                          m_dphi + r * feature_stride());
     }
     m_packing.template unpack<role::query, false>(q, t.rows, where, m_queries, m_dphi,
                                                   rows_of<false>(m_a.dq, t, head_dim()));
@@ -164,27 +173,40 @@ class gradient_engine {
     const auto dk = rows_of<true>(m_a.dk, t, head_dim());   // its first element: the denominator
     const auto dv = rows_of<true>(m_a.dv, t, value_dim());  // its first element: c
     T* const R = dstate + place_of(t.head);                 // (C, M)
-    T* const dz = R + m_layout.state.z_offset();            // (C)
 
     m_packing.template pack<role::query, true>(rows_of<true>(m_a.q, t, head_dim()), t.rows, B, where, m_queries);
     m_packing.template pack<role::key, true>(k, t.rows, B, where, m_keys);  // last, for unpack
     pack_rows(rows_of<true>(m_a.v, t, value_dim()), t.rows, B, m_values);
     pack_rows(rows_of<true>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
-    if (m_normalizes) {
-      for (Eigen::Index r = 0; r < t.rows; ++r) divide_query(r, *dk.row(r));
-    }
+    for (Eigen::Index r = 0; m_normalizes && r < t.rows; ++r) divide_query(m_queries, r, *dk.row(r));
     const Eigen::Index blocks = round_up(t.rows, B) / B;
-    attend_panels<B, reads_and_writes, T>(
-        m_layout.state, blocks, {m_keys, m_queries, m_douts, m_dvalues}, R,
+    const T* decay = this->template pack_decays<true>(t, B);
+    if constexpr (rule.log_scaled) {
+      decay = scale<true>(t.rows, B, m_queries, m_keys, R + m_layout.state.log_scale_offset());
+      exponentials(t.rows, m_keys);
+    }
+    attend_panels<B, with_decay(reads_and_writes, decay_axis::row), T>(
+        m_layout.state, blocks, {m_keys, m_queries, m_douts, m_dvalues, decay}, R,
         ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.k, next, head_dim()),
               rows_of<false>(m_a.v, next, value_dim())));
-    attend_panels<B, reads_and_writes, T>(
-        m_layout.transposed(), blocks, {m_values, m_douts, m_queries, m_dphi}, transposed(t.head),
+    attend_panels<B, with_decay(reads_and_writes, decay_axis::column), T>(
+        m_layout.transposed(), blocks, {m_values, m_douts, m_queries, m_dphi, decay}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.dout, next, value_dim()), rows_of<false>(m_a.dk, next, head_dim()),
               rows_of<false>(m_a.dv, next, value_dim())));
-    for (Eigen::Index r = 0; r < t.rows; ++r) {
-      if (m_normalizes) subtract_query(r, *dv.row(r), dz);
-      add(dz, m_dphi + r * feature_stride());
+    if constexpr (rule.normalizes) {
+      T* const dz = R + m_layout.state.z_offset();  // (C)
+      for (Eigen::Index r = 0; r < t.rows; ++r) {
+        decay_by(r, dz);
+        if (m_normalizes) subtract_query(m_queries, r, *dv.row(r), dz);
+        add(dz, m_dphi + r * feature_stride());
+      }
+    }
+    if constexpr (rule.log_scaled) to_logarithms<role::key, true>(k, t.rows, B, where);
+    for (Eigen::Index r = 0; wants_decays() && r < t.rows; ++r) {
+      const Eigen::Index token = token_of<true>(t, r);
+      this->template add_to_decays<true>(token, t.head, T(-1), m_keys + r * feature_stride(),
+                                         m_dphi + r * feature_stride());
+      this->sum_decays(token, t.head);
     }
     unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, t.rows);
     m_packing.template unpack<role::key, true>(k, t.rows, where, m_keys, m_dphi, dk);
@@ -198,11 +220,13 @@ class gradient_engine {
     const tile_position where{position + t.first, t.head};
     m_packing.template pack<role::key, false>(rows_of<false>(m_a.k, t, head_dim()), t.rows, B, where, m_keys);
     pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
-    attend_panels<B, writes_only, T>(
-        m_layout.transposed(), round_up(t.rows, B) / B, {m_values, m_values, m_keys, m_dphi}, transposed(t.head),
+    if constexpr (rule.log_scaled) scale<false>(t.rows, B, m_keys, m_queries, log_scales(t.head));
+    attend_panels<B, with_decay(writes_only, decay_axis::column), T>(
+        m_layout.transposed(), round_up(t.rows, B) / B, {m_values, m_values, m_keys, m_dphi, m_decay},
+        transposed(t.head),
         ahead(next, rows_of<false>(m_a.k, next, head_dim()), rows_of<false>(m_a.v, next, value_dim())));
     if (!m_normalizes) return;
-    for (Eigen::Index r = 0; r < t.rows; ++r) add(m_keys + r * feature_stride(), sums(t));
+    for (Eigen::Index r = 0; r < t.rows; ++r) add(r, m_keys + r * feature_stride(), sums(t));
   }
 
   /// dq of a tile of queries, and what they give to R and dz.
@@ -211,30 +235,38 @@ class gradient_engine {
     const tile_position where{position + t.first, t.head};
     const auto q = rows_of<false>(m_a.q, t, head_dim());
     T* const R = dstate + place_of(t.head);
+    T* const divided = rule.log_scaled ? m_keys : m_queries;  // phi(q) / den
     m_packing.template pack<role::query, false>(q, t.rows, B, where, m_queries);
     pack_rows(rows_of<false>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
+    if constexpr (rule.log_scaled) {
+      std::copy(m_queries, m_queries + round_up(t.rows, B) * feature_stride(), divided);
+      for (Eigen::Index r = 0; r < t.rows; ++r) add(log_scales(t.head), m_queries + r * feature_stride());
+      scale_queries(t.rows, features(), feature_stride(), m_queries, m_scales);
+    }
     const Eigen::Index blocks = round_up(t.rows, B) / B;
     attend_panels<B, reads_only, T>(
         m_layout.transposed(), blocks, {m_douts, m_douts, m_queries, m_dphi}, transposed(t.head),
         ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.dout, next, value_dim())));
     T denominators[most_tokens], products[most_tokens];
-    if (m_normalizes) {
-      for (Eigen::Index r = 0; r < t.rows; ++r) {
-        const quotient by = divide(r, sums(t));
-        denominators[r] = by.denominator;
-        products[r] = by.product;
-      }
+    for (Eigen::Index r = 0; m_normalizes && r < t.rows; ++r) {
+      const quotient by = divide(r, sums(t));
+      denominators[r] = by.denominator;
+      products[r] = by.product;
     }
+    if constexpr (rule.log_scaled) to_logarithms<role::query, false>(q, t.rows, B, where);
     m_packing.template unpack<role::query, false>(q, t.rows, where, m_queries, m_dphi,
                                                   rows_of<false>(m_a.dq, t, head_dim()));
-    if (m_normalizes) {
-      for (Eigen::Index r = 0; r < t.rows; ++r) {
-        divide_query(r, denominators[r]);
-        subtract_query(r, products[r], R + m_layout.state.z_offset());
-      }
+    for (Eigen::Index r = 0; m_normalizes && r < t.rows; ++r) divide_query(divided, r, denominators[r]);
+    if constexpr (rule.log_scaled) {
+      scale<false>(t.rows, B, divided, m_queries, R + m_layout.state.log_scale_offset());
     }
-    attend_panels<B, writes_only, T>(m_layout.state, blocks, {m_queries, m_queries, m_douts, m_dvalues}, R,
-                                     ahead(next, rows_of<false>(m_a.dq, next, head_dim())));
+    for (Eigen::Index r = 0; m_normalizes && r < t.rows; ++r) {
+      decay_by(r, R + m_layout.state.z_offset());
+      subtract_query(divided, r, products[r], R + m_layout.state.z_offset());
+    }
+    attend_panels<B, with_decay(writes_only, decay_axis::row), T>(
+        m_layout.state, blocks, {divided, divided, m_douts, m_dvalues, m_decay}, R,
+        ahead(next, rows_of<false>(m_a.dq, next, head_dim())));
   }
 
   /// dk and dv of a tile of keys.
@@ -246,6 +278,12 @@ class gradient_engine {
     const T* const R = dstate + place_of(t.head);
     m_packing.template pack<role::key, false>(k, t.rows, B, where, m_keys);
     pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
+    if constexpr (rule.log_scaled) {
+      for (Eigen::Index r = 0; r < t.rows; ++r) {
+        add(R + m_layout.state.log_scale_offset(), m_keys + r * feature_stride());
+      }
+      exponentials(t.rows, m_keys);
+    }
     const Eigen::Index blocks = round_up(t.rows, B) / B;
     attend_panels<B, reads_only, T>(
         m_layout.state, blocks, {m_keys, m_keys, m_values, m_dvalues}, R,
@@ -256,19 +294,63 @@ class gradient_engine {
     for (Eigen::Index r = 0; r < t.rows; ++r) {
       add(R + m_layout.state.z_offset(), m_dphi + r * feature_stride());
     }
+    if constexpr (rule.log_scaled) to_logarithms<role::key, false>(k, t.rows, B, where);
     unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, t.rows);
     m_packing.template unpack<role::key, false>(k, t.rows, where, m_keys, m_dphi,
                                                 rows_of<false>(m_a.dk, t, head_dim()));
   }
 
-  // ---- rows ---------------------------------------------------------------------------------------------------------
+  // ---- log features -------------------------------------------------------------------------------------------------
 
-  void pack_rows(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block, T* to) const {
-    pack_values(m_layout, x.first, x.stride, rows, block, to);
+  /// scale_keys of packing.hpp with the decays that it makes, of a tile: rows that write and, where Reads, rows that
+  /// read.
+  template <bool Reads>
+  const T* scale(Eigen::Index rows, Eigen::Index block, T* writing, T* reading, T* log_scale) const {
+    scale_keys<rule, Reads, T>(rows, features(), feature_stride(), writing, reading, static_cast<const T*>(nullptr),
+                               m_decay, log_scale);
+    std::fill(m_decay + rows * feature_stride(), m_decay + round_up(rows, block) * feature_stride(), T(1));
+    return m_decay;
   }
 
+  /// x (rows, C) = exp(x), the padding 0.
+  void exponentials(Eigen::Index rows, T* x) const {
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      for_each_register<T>(features(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        T* const at = x + r * feature_stride() + c;
+        const P value = exp(P::load(at));
+        (left < P::size ? value.first(left) : value).store(at);
+      });
+    }
+  }
+
+  /// dphi (rows, C) becomes dlog phi, and the features log phi again, as the map's vjp wants them. Queries of an
+  /// operator that does not normalise were divided by exp(scale).
+  template <role Role, bool Backwards>
+  void to_logarithms(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block,
+                     const tile_position& where) const {
+    T* const phi = Role == role::query ? m_queries : m_keys;
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      const P factor(Role == role::query && !m_normalizes ? std::exp(m_scales[r]) : T(1));
+      for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
+        T* const dphi = m_dphi + r * feature_stride() + c;
+        (P::load(phi + r * feature_stride() + c) * P::load(dphi) * factor).store(dphi);
+      }
+    }
+    m_packing.template pack<Role, Backwards>(x, rows, block, where, phi);
+  }
+
+  /// z or dz (C) before row r is added to it, where log scales move.
+  LINATTN_INLINE void decay_by(Eigen::Index r, T* z) const {
+    if constexpr (rule.log_scaled) {
+      const T* const decay = m_decay + r * feature_stride();
+      for (Eigen::Index c = 0; c < features(); c += P::size) (P::load(decay + c) * P::load(z + c)).store(z + c);
+    }
+  }
+
+  // ---- rows ---------------------------------------------------------------------------------------------------------
+
   struct quotient {
-    T denominator;  // after the policy
+    T denominator;  // after the policy, or its logarithm where the features are
     T product;      // c
   };
 
@@ -283,29 +365,38 @@ class gradient_engine {
       products = fma(P::load(phi + c), P::load(dphi + c), products);
     }
     const T before = sum(denominators);
-    const T denominator = m_policy(before);
+    const denominator_policy policy = rule.log_scaled ? m_policy.at_scale(m_scales[r]) : m_policy;
+    const T denominator = policy(before);
     const reciprocal<T> factor(denominator);
-    const T product = m_policy.follows(before) ? sum(products) * factor.power * factor.inverse : T(0);
+    const T product = policy.follows(before) ? sum(products) * factor.power * factor.inverse : T(0);
     const P minus(-product);
     for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
       const P difference = fma(minus, P::load(z + c), P::load(dphi + c));
       (difference * P(factor.power) * P(factor.inverse)).store(dphi + c);
     }
+    if constexpr (rule.log_scaled) return {log_of(denominator) + m_scales[r], product};
     return {denominator, product};
   }
 
-  /// phi(q_r) becomes phi(q_r) / den, which is in range where G / den is not.
-  LINATTN_INLINE void divide_query(Eigen::Index r, T denominator) const {
-    const reciprocal<T> factor(denominator);
-    T* const phi = m_queries + r * feature_stride();
-    for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
-      (P::load(phi + c) * P(factor.power) * P(factor.inverse)).store(phi + c);
+  /// log x, and for 0, which divides nothing, infinity.
+  static T log_of(T x) { return x == T(0) ? std::numeric_limits<T>::infinity() : std::log(x); }
+
+  /// phi(q_r) becomes phi(q_r) / den, which is in range where G / den is not; in logarithms where the features are.
+  LINATTN_INLINE void divide_query(T* queries, Eigen::Index r, T denominator) const {
+    T* const phi = queries + r * feature_stride();
+    if constexpr (rule.log_scaled) {
+      for (Eigen::Index c = 0; c < feature_stride(); c += P::size) (P::load(phi + c) - P(denominator)).store(phi + c);
+    } else {
+      const reciprocal<T> factor(denominator);
+      for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
+        (P::load(phi + c) * P(factor.power) * P(factor.inverse)).store(phi + c);
+      }
     }
   }
 
   /// dz -= phi(q_r) / den c, after divide_query.
-  LINATTN_INLINE void subtract_query(Eigen::Index r, T product, T* dz) const {
-    const T* const phi = m_queries + r * feature_stride();
+  LINATTN_INLINE void subtract_query(const T* queries, Eigen::Index r, T product, T* dz) const {
+    const T* const phi = queries + r * feature_stride();
     const P minus(-product);
     for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
       fma(minus, P::load(phi + c), P::load(dz + c)).store(dz + c);
@@ -316,20 +407,15 @@ class gradient_engine {
   LINATTN_INLINE void add(const T* from, T* to) const {
     for (Eigen::Index c = 0; c < feature_stride(); c += P::size) (P::load(to + c) + P::load(from + c)).store(to + c);
   }
+  /// The same of row r, after the decay that comes with it.
+  LINATTN_INLINE void add(Eigen::Index r, const T* from, T* to) const {
+    decay_by(r, to);
+    add(from, to);
+  }
 
-  const Layout& m_layout;
   denominator_policy m_policy;
   bool m_normalizes;
-  const arguments& m_a;
-  gradient_packing<Map, T, Layout> m_packing;
-  T* m_queries;     // (T, C)
-  T* m_keys;        // (T, C)
-  T* m_values;      // (T, M)
-  T* m_douts;       // (T, M)
-  T* m_dphi;        // (T, C), what the kernel reads for dq and dk
-  T* m_dvalues;     // (T, M), what it reads for dv
-  T* m_sums;        // (H, C)
-  T* m_transposed;  // (H, M, C)
+  T* m_scales;  // (T), logarithms of the queries' scales
 };
 
 }  // namespace detail

@@ -36,6 +36,12 @@ LINATTN_INLINE tile_rows<T> rows_of(const matrix_view<T>& x, const token_tile& t
   return rows;
 }
 
+/// Row r of a tile in the order of a sweep is this token.
+template <bool Backwards>
+LINATTN_INLINE Eigen::Index token_of(const token_tile& t, Eigen::Index r) {
+  return Backwards ? t.first + t.rows - 1 - r : t.first + r;
+}
+
 /// Rows 0 ... rows - 1 of x (rows, size) in the opposite order.
 template <class T>
 LINATTN_INLINE void reverse_rows(T* x, Eigen::Index rows, Eigen::Index size) {
@@ -79,12 +85,12 @@ class gradient_packing {
   }
 
   /// dx (rows, D) from x, phi and dphi (rows, C), of which rubbish is left. The x that are not read again from the
-  /// caller's rows are those that `pack` packed last.
-  template <role Role, bool Backwards>
+  /// caller's rows are those that `pack` packed last. With Adds, dx is added to.
+  template <role Role, bool Backwards, bool Adds = false>
   void unpack(tile_rows<const T> x, Eigen::Index rows, const tile_position& where, T* phi, T* dphi,
               tile_rows<T> dx) const {
     if constexpr (has_vjp_packet<Map, T>) {
-      unpack_fused<Role>(x, rows, phi, dphi, dx);
+      unpack_fused<Role, Adds>(x, rows, phi, dphi, dx);
     } else {
       constexpr bool turns = Backwards && takes_position<Role, Map, T>;
       if constexpr (turns) {
@@ -93,7 +99,7 @@ class gradient_packing {
         reverse_rows(phi, rows, m_layout.state.feature_stride());
         reverse_rows(dphi, rows, m_layout.state.feature_stride());
       }
-      unpack_tile<Role>(x, rows, where, phi, dphi, dx);
+      unpack_tile<Role, Adds>(x, rows, where, phi, dphi, dx);
     }
   }
 
@@ -103,12 +109,11 @@ class gradient_packing {
     return P(Role == role::query ? m_query_scale : T(1));
   }
 
-  template <role Role>
+  template <role Role, bool Adds>
   void unpack_fused(const tile_rows<const T>& x, Eigen::Index rows, const T* phi, const T* dphi,
                     const tile_rows<T>& dx) const {
     const Eigen::Index head_dim = m_layout.head_dim;
     const Eigen::Index stride = m_layout.state.feature_stride();
-    const Eigen::Index whole = head_dim / P::size * P::size;
     const P factor = scale<Role>();
     for (Eigen::Index r = 0; r < rows; ++r, phi += stride, dphi += stride) {
       const T* const in = x.row(r);
@@ -116,14 +121,13 @@ class gradient_packing {
       const auto at = [&](const P& value, Eigen::Index d) LINATTN_INLINE_LAMBDA {
         return P(m_map.vjp_packet(value * factor, P::load(phi + d), P::load(dphi + d))) * factor;
       };
-      for (Eigen::Index d = 0; d < whole; d += P::size) at(P::load_unaligned(in + d), d).store_unaligned(out + d);
-      if (whole < head_dim) {
-        at(P::load_partial(in + whole, head_dim - whole), whole).store_partial(out + whole, head_dim - whole);
-      }
+      for_each_register<T>(head_dim, [&](Eigen::Index d, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        put<Adds>(at(load_up_to(in + d, left), d), out + d, left);
+      });
     }
   }
 
-  template <role Role>
+  template <role Role, bool Adds>
   void unpack_tile(const tile_rows<const T>& x, Eigen::Index rows, const tile_position& where, const T* phi,
                    const T* dphi, const tile_rows<T>& dx) const {
     using input = const_tile<T>;
@@ -139,13 +143,18 @@ class gradient_packing {
     tile<T> out(m_dx, rows, head_dim, x_stride);
     call_vjp<Role, Map, T>(m_map, input(m_x, rows, head_dim, x_stride), input(phi, rows, features, phi_stride),
                            input(dphi, rows, features, phi_stride), out, where, m_gradient);
-    const Eigen::Index whole = head_dim / P::size * P::size;
     for (Eigen::Index r = 0; r < rows; ++r) {
       const T* const from = m_dx + r * m_layout.tile_stride();
       T* const to = dx.row(r);
-      for (Eigen::Index d = 0; d < whole; d += P::size) (P::load(from + d) * factor).store_unaligned(to + d);
-      if (whole < head_dim) (P::load(from + whole) * factor).store_partial(to + whole, head_dim - whole);
+      for_each_register<T>(head_dim, [&](Eigen::Index d, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        put<Adds>(P::load(from + d) * factor, to + d, left);
+      });
     }
+  }
+
+  template <bool Adds>
+  static LINATTN_INLINE void put(const P& value, T* to, Eigen::Index left) {
+    store_up_to(to, Adds ? load_up_to(to, left) + value : value, left);
   }
 
   const Map& m_map;

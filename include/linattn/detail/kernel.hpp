@@ -78,7 +78,11 @@ struct head_rows {
   T* out = nullptr;
   const T* decay = nullptr;
   const T* bonus = nullptr;
+  bool clears = true;  // what has decayed into silence, with the last block
 };
+
+/// Tokens after which a decode step clears: often enough that only decays below 1/3 leave subnormal numbers in between.
+inline constexpr Eigen::Index steps_to_clear = 16;
 
 /// Entries below this, 2^-100, are cleared where a rule decays: their sums never matter beside a value of normal size,
 /// and left alone they would end as subnormal numbers, which are slow to compute with, for ever.
@@ -232,7 +236,7 @@ LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, con
             if constexpr (Form.decay == decay_axis::column) block.decay = x.decay + i * row_stride + m;
             if constexpr (Form.reads_first) block.bonus = x.bonus + i;
             const auto state = S + c * row_stride + m;
-            const bool clears = i + B == blocks * B;
+            const bool clears = x.clears && i + B == blocks * B;
             if constexpr (B == 1 && is_small<Layout>) {
               micro_block<B, packets, Form, T>(block, state, feature_stride, row_stride, rows, c > 0, clears);
             } else {

@@ -6,8 +6,10 @@
 #include <linattn/update_rules/additive.hpp>
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <new>
 #include <type_traits>
 #include <vector>
@@ -168,6 +170,15 @@ struct state_layout {
     return log_scale_offset() + (Rule.log_scaled ? round_up(feature_stride(), line<T>) : 0);
   }
   constexpr Eigen::Index size() const noexcept { return heads * head_stride(); }
+
+  /// To what a sequence begins with: zeros, and the scales of no key.
+  void clear(T* slab) const noexcept {
+    std::fill(slab, slab + size(), T(0));
+    for (Eigen::Index h = 0; Rule.log_scaled && h < heads; ++h) {
+      T* const scales = slab + h * head_stride() + log_scale_offset();
+      std::fill(scales, scales + feature_stride(), std::numeric_limits<T>::lowest());
+    }
+  }
 
   static constexpr bool is_fixed = Features != Eigen::Dynamic && ValueDim != Eigen::Dynamic && Heads != Eigen::Dynamic;
 };

@@ -1,4 +1,5 @@
-// Bodies of linear_attention.hpp: checks, then one call of the engine.
+// Bodies of linear_attention.hpp: checks, then one call of the engine. Those of the gradients are in a file of their
+// own.
 #pragma once
 
 #include <linattn/linear_attention.hpp>
@@ -42,7 +43,7 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map, UpdateRule 
     : m_map(std::move(map)),
       m_rule(std::move(given_rule)),
       m_policy(o.denominator),
-      m_normalizes(o.normalize.value_or(rule.normalizes && !detail::has_signed_features<FeatureMap>)) {
+      m_normalizes(o.normalize.value_or(rule.normalizes && detail::has_positive_denominators<FeatureMap>)) {
   const char* const name = "linear_attention";
   const Eigen::Index head_dim = detail::agree("head_dim", o.head_dim, HeadDim, 0);
   const Eigen::Index value_dim = detail::agree("value_dim", o.value_dim, ValueDim, head_dim);
@@ -57,6 +58,12 @@ LINATTN_OPERATOR::linear_attention(const options& o, FeatureMap map, UpdateRule 
     if (m_map.head_dim() != head_dim) {
       detail::refuse(name, "the feature map was made for head_dim ", Eigen::Index(m_map.head_dim()),
                      ", the operator has head_dim ", head_dim);
+    }
+  }
+  if constexpr (requires { m_map.heads(); }) {
+    if (m_map.heads() != 1 && m_map.heads() != heads) {
+      detail::refuse(name, "the feature map has parameters for ", Eigen::Index(m_map.heads()),
+                     " heads, the operator has heads ", heads, "; give one set for each head, or one for all");
     }
   }
   const Eigen::Index features = Features != Eigen::Dynamic ? Features : Eigen::Index(m_map.dimension(head_dim));
@@ -218,7 +225,7 @@ void LINATTN_OPERATOR::require_rule_inputs(const char* function, const views& x,
 LINATTN_MEMBER
 auto LINATTN_OPERATOR::own_state(workspace_type& ws) const noexcept -> T* {
   T* const slab = access::slab(ws).data() + m_layout.own_state();
-  std::fill(slab, slab + m_layout.state.size(), T(0));
+  m_layout.state.clear(slab);
   return slab;
 }
 
@@ -353,6 +360,44 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::absorb(state_type& s, input k, input v) const { absorb(s, k, v, no_inputs()); }
 
 LINATTN_MEMBER
+auto LINATTN_OPERATOR::make_segment(Eigen::Index first_position) const -> segment_type {
+  static_assert(rule.corrects != correction::none,
+                "linattn: segments are for the delta rules; states of this update rule merge: absorb the later tokens "
+                "into a make_state(), and merge that");
+  return access::make_state<segment_type>(detail::segment_layout<T, Features, ValueDim, Heads, rule>{m_layout.state},
+                                          first_position);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
+  const views gates = views_of(x);
+  require("absorb", "k", k.rows(), k.cols(), k.rows(), key_heads(), head_dim(), "head_dim");
+  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
+  require_rule_inputs("absorb", gates, k.rows());
+  if (access::is_empty(s) || s.heads() != m_layout.state.heads || s.features() != features() ||
+      s.value_dim() != value_dim()) {
+    detail::refuse("absorb", "the segment is ", s, ", expected ",
+                   detail::state_sizes{m_layout.state.heads, features(), value_dim()});
+  }
+  require_workspace("absorb", ws);
+  // X as any state; A, block by block, as the states that begin with columns of the identity and are written no value.
+  const input nothing(own_state(ws), k.rows(), v.cols(), 0);
+  const Eigen::Index pieces = Eigen::Index(access::slab(s).size()) / m_layout.state.size();
+  for (Eigen::Index n = 0; n < pieces; ++n) {
+    engine().template pass<detail::half_block, detail::writes_only>(
+        k.rows(), access::data(s) + n * m_layout.state.size(), {}, k, n == 0 ? v : nothing, gates, {},
+        s.first_position() + s.tokens(), access::slab(ws).data());
+  }
+  access::add_tokens(s, k.rows());
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x) const {
+  workspace_type ws = make_workspace();
+  absorb(s, k, v, x, ws);
+}
+
+LINATTN_MEMBER
 void LINATTN_OPERATOR::require_read(const state_type& s, input q, output out, workspace_type& ws) const {
   require("read", "q", q.rows(), q.cols(), q.rows(), heads(), head_dim(), "head_dim");
   require("read", "out", out.rows(), out.cols(), q.rows(), output_heads(), value_dim(), "value_dim");
@@ -457,94 +502,9 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
   }
 }
 
-// ---- gradients ------------------------------------------------------------------------------------------------------
-
-LINATTN_MEMBER
-void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws,
-                                        bool causal) const {
-  static_assert(!rule.is_ordered(), "linattn: the gradient of this update rule is not built yet; additive has one");
-  static_assert(detail::is_differentiable<FeatureMap, T>,
-                "linattn: the feature map has no `vjp` (an elementwise one: no `vjp_packet`), so no gradient can pass "
-                "through it; see linattn/feature_map.hpp for what to add");
-  if (m_layout.heads.shares) {
-    detail::refuse(function, "heads is ", heads(), ", key_heads is ", key_heads(), " and value_heads is ",
-                   value_heads(), ": gradients of shared heads are not built yet");
-  }
-  require_inputs(function, a.q, a.k, a.v, causal);
-  require(function, "dout", a.dout.rows(), a.dout.cols(), a.q.rows(), output_heads(), value_dim(), "value_dim");
-  require(function, "dq", a.dq.rows(), a.dq.cols(), a.q.rows(), heads(), head_dim(), "head_dim");
-  require(function, "dk", a.dk.rows(), a.dk.cols(), a.k.rows(), key_heads(), head_dim(), "head_dim");
-  require(function, "dv", a.dv.rows(), a.dv.cols(), a.k.rows(), value_heads(), value_dim(), "value_dim");
-  require_workspace(function, ws);
-  for ([[maybe_unused]] const output& x : {a.dq, a.dk, a.dv}) {
-    LINATTN_ASSERT(!detail::overlap(x, a.q) && !detail::overlap(x, a.k) && !detail::overlap(x, a.v) &&
-                   !detail::overlap(x, a.dout) && "linattn: a gradient overlaps an input");
-  }
-  LINATTN_ASSERT(!detail::overlap(a.dq, a.dk) && !detail::overlap(a.dq, a.dv) && !detail::overlap(a.dk, a.dv) &&
-                 "linattn: two gradients overlap");
-}
-
-LINATTN_MEMBER
-gradients<Scalar> LINATTN_OPERATOR::make_gradients(input q, input k, input v) const {
-  return {row_matrix<Scalar>(q.rows(), q.cols()), row_matrix<Scalar>(k.rows(), k.cols()),
-          row_matrix<Scalar>(v.rows(), v.cols())};
-}
-
-LINATTN_MEMBER
-void LINATTN_OPERATOR::vjp(input q, input k, input v, input dout, output dq, output dk, output dv, workspace_type& ws,
-                           parameter_gradient* dmap) const {
-  const gradient_arguments a{q, k, v, dout, dq, dk, dv, dmap};
-  require_gradient("vjp", a, ws, false);
-  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
-      .noncausal(own_state(ws), 0, k.rows() - q.rows());
-}
-
-LINATTN_MEMBER
-void LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, input dout, state_type& ds,
-                                  output dq, output dk, output dv, workspace_type& ws, parameter_gradient* dmap) const {
-  const gradient_arguments a{q, k, v, dout, dq, dk, dv, dmap};
-  require_gradient("vjp_causal", a, ws, true);
-  require_state("vjp_causal", s0);
-  require_state("vjp_causal", ds);
-  LINATTN_ASSERT(&s0 != &ds && "linattn: the gradient of the state is another state");
-  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
-      .causal(access::data(s0), access::data(ds), s0.first_position() + s0.tokens());
-}
-
-LINATTN_MEMBER
-void LINATTN_OPERATOR::vjp_causal(input q, input k, input v, input dout, output dq, output dk, output dv,
-                                  workspace_type& ws, parameter_gradient* dmap) const {
-  const gradient_arguments a{q, k, v, dout, dq, dk, dv, dmap};
-  require_gradient("vjp_causal", a, ws, true);
-  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
-      .causal(nullptr, own_state(ws), 0);
-}
-
-LINATTN_MEMBER
-gradients<Scalar> LINATTN_OPERATOR::vjp(input q, input k, input v, input dout) const {
-  gradients<Scalar> d = make_gradients(q, k, v);
-  workspace_type ws = make_workspace();
-  vjp(q, k, v, dout, d.dq, d.dk, d.dv, ws);
-  return d;
-}
-
-LINATTN_MEMBER
-gradients<Scalar> LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, input dout,
-                                               state_type& ds) const {
-  gradients<Scalar> d = make_gradients(q, k, v);
-  workspace_type ws = make_workspace();
-  vjp_causal(s0, q, k, v, dout, ds, d.dq, d.dk, d.dv, ws);
-  return d;
-}
-
-LINATTN_MEMBER
-gradients<Scalar> LINATTN_OPERATOR::vjp_causal(input q, input k, input v, input dout) const {
-  gradients<Scalar> d = make_gradients(q, k, v);
-  workspace_type ws = make_workspace();
-  vjp_causal(q, k, v, dout, d.dq, d.dk, d.dv, ws);
-  return d;
-}
-
 LINATTN_NAMESPACE_END
+
+#include <linattn/detail/linear_attention_drafts_impl.hpp>
+#include <linattn/detail/linear_attention_gradients_impl.hpp>
 #undef LINATTN_MEMBER
 #undef LINATTN_OPERATOR

@@ -31,6 +31,7 @@ struct map_under_test {
   Eigen::Index features = 0;
   bool is_positional = false;
   bool is_signed = false;
+  bool writes_log = false;
   std::vector<map_form<T>> forms;
   std::vector<map_form<T>> fused;
 };
@@ -39,7 +40,8 @@ template <class T, class Map>
 map_under_test<T> describe_map(const Map& map, Eigen::Index head_dim, Eigen::Index features) {
   using input = const_tile<T>;
   using output = tile<T>;
-  map_under_test<T> result{head_dim, features, is_positional<Map, T>, has_signed_features<Map>, {}, {}};
+  map_under_test<T> result{head_dim, features, is_positional<Map, T>, has_signed_features<Map>, has_log_features<Map>,
+                           {},       {}};
   const auto add = [&map](std::vector<map_form<T>>& forms, const char* name, auto call) {
     forms.push_back(
         {name, [&map, call](const input& x, output& phi, tile_position where) { call(map, x, phi, where); },

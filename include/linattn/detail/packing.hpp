@@ -98,8 +98,8 @@ struct rule_views {
   const double* fixed_log_decay = nullptr;  // (H)
 };
 
-/// decay (rows) or (rows, C) = exp(log_decay) of one head, and its sum over the rows added to `total`, (1) or (C). Rows
-/// up to the next multiple of `block` have decay 1.
+/// decay (rows) or (rows, C) = exp(log_decay) of one head, or where the rule is log-scaled log_decay itself, and its
+/// sum over the rows added to `total`, (1) or (C). Rows up to the next multiple of `block` have decay 1.
 template <rule_traits Rule, class T, class Layout>
 LINATTN_INLINE void pack_decays(const Layout& layout, const rule_views<T>& x, Eigen::Index first, Eigen::Index rows,
                                 Eigen::Index head, Eigen::Index block, T* decay, T* total) {
@@ -111,20 +111,87 @@ LINATTN_INLINE void pack_decays(const Layout& layout, const rule_views<T>& x, Ei
       sum += decay[r];
     }
     *total += sum;
-    std::fill(decay + rows, decay + round_up(rows, std::max(block, P::size)), T(0));
-    for (Eigen::Index r = 0; r < rows; r += P::size) exp(P::load(decay + r)).store(decay + r);
-    std::fill(decay + rows, decay + round_up(rows, block), T(1));
+    if constexpr (!Rule.log_scaled) {
+      std::fill(decay + rows, decay + round_up(rows, std::max(block, P::size)), T(0));
+      for (Eigen::Index r = 0; r < rows; r += P::size) exp(P::load(decay + r)).store(decay + r);
+      std::fill(decay + rows, decay + round_up(rows, block), T(1));
+    }
   } else {
     const Eigen::Index features = layout.state.features;
     const Eigen::Index stride = layout.state.feature_stride();
     const T* const from = x.log_decay.row(first) + head * features;
     transform_rows(from, x.log_decay.row_stride(), rows, features, decay, stride,
-                   [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
+                   [](const P& value) LINATTN_INLINE_LAMBDA {
+                     if constexpr (Rule.log_scaled) return value;
+                     return exp(value);
+                   });
     std::fill(decay + rows * stride, decay + round_up(rows, block) * stride, T(1));
     for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
       P sum = P::load(total + c);
       for (Eigen::Index r = 0; r < rows; ++r) sum = sum + load_up_to(from + r * x.log_decay.row_stride() + c, left);
       sum.store(total + c);
+    });
+  }
+}
+
+/// Log features of keys to keys by the running maximum mu (C) of each, token by token: with g the log-decay, 0 where
+/// the rule has none,
+///
+///     mu_i = max(mu_(i-1) + g_i, log k_i)     a_i = exp(mu_(i-1) + g_i - mu_i)     k_i = exp(log k_i - mu_i)
+///
+/// of which one is exp(0) and the other takes the one exp there is. S, z scaled by exp(-mu) then follow S = a S + k
+/// v^T, and no exponent is ever positive. mu begins at lowest(), and stays there while all log features are -inf.
+/// Queries, where the pass reads, become w_i = log q_i + mu_i. `decays` are log-decays (rows) or (rows, C) and become a
+/// (rows, C).
+template <rule_traits Rule, bool Reads, class T>
+LINATTN_INLINE void scale_keys(Eigen::Index rows, Eigen::Index features, Eigen::Index stride, T* keys, T* queries,
+                               const T* head_decays, T* decays, T* mu, Eigen::Index readers = 1) {
+  using P = packet<T>;
+  const P lowest(std::numeric_limits<T>::lowest());
+  for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+    P total = P::load(mu + c);
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      T* const key = keys + r * stride + c;
+      T* const decay = decays + r * stride + c;
+      if constexpr (Rule.decay == decay_kind::per_head) total = total + P(head_decays[r]);
+      if constexpr (Rule.decay == decay_kind::per_feature) total = total + P::load(decay);
+      if constexpr (Rule.decay != decay_kind::none) total = max(total, lowest);
+      const P rise = P::load(key) - total;
+      const P smaller = exp(select_positive(rise, P::zero() - rise, rise));  // exp(-|rise|)
+      const P one(T(1));
+      const auto store = [&](T* to, const P& value)
+                             LINATTN_INLINE_LAMBDA { (left < P::size ? value.first(left) : value).store(to); };
+      total = max(P::load(key), total);
+      store(decay, select_positive(rise, smaller, one));
+      store(key, select_positive(rise, one, smaller));
+      for (Eigen::Index i = 0; Reads && i < readers; ++i) {
+        T* const query = queries + (r * readers + i) * stride + c;
+        (P::load(query) + total).store(query);
+      }
+    }
+    (left < P::size ? total.first(left) : total).store(mu + c);
+  });
+}
+
+/// Queries w_i = log q_i + mu (rows, C) to exp(w_i - m_i), m_i (rows) the largest of them, which cancels where the
+/// operator normalises.
+template <class T>
+LINATTN_INLINE void scale_queries(Eigen::Index rows, Eigen::Index features, Eigen::Index stride, T* queries,
+                                  T* scales) {
+  using P = packet<T>;
+  constexpr T lowest = std::numeric_limits<T>::lowest();
+  for (Eigen::Index r = 0; r < rows; ++r) {
+    T* const query = queries + r * stride;
+    P most(lowest);
+    const Eigen::Index whole = features / P::size * P::size;
+    for (Eigen::Index c = 0; c < whole; c += P::size) most = max(P::load(query + c), most);
+    T scale = largest(most);
+    for (Eigen::Index c = whole; c < features; ++c) scale = query[c] > scale ? query[c] : scale;
+    scales[r] = scale;
+    const P shift(scale);
+    for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+      const P value = exp(P::load(query + c) - shift);
+      (left < P::size ? value.first(left) : value).store(query + c);
     });
   }
 }

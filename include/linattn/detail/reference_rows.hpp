@@ -140,7 +140,8 @@ Eval row_dot(const Eval* a, const Eval* b, Eigen::Index n) {
   return sum;
 }
 
-/// phi (C) of one row x (D), by the map's own member and in aligned memory, as the contract promises a map.
+/// phi (C), not its logarithm, of one row x (D), by the map's own member and in aligned memory, as the contract
+/// promises a map.
 template <bool Queries, class Map, class T>
 void map_row(const Map& map, const T* x, Eigen::Index head_dim, T* phi, Eigen::Index features, tile_position where) {
   const Eigen::Index in_stride = round_up(head_dim, line<T>);
@@ -168,6 +169,8 @@ void map_row(const Map& map, const T* x, Eigen::Index head_dim, T* phi, Eigen::I
     map.forward(source, target);
   }
   std::copy(out.data(), out.data() + features, phi);
+  if constexpr (has_log_features<Map>)
+    std::transform(phi, phi + features, phi, [](T log_phi) { return std::exp(log_phi); });
 }
 
 /// phi of every row of one head. A key's position is the number of kept keys before it. A query's is its own key's

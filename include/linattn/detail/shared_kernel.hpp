@@ -73,14 +73,19 @@ LINATTN_NOINLINE void shared_block(head_rows<T> x, T* S, Eigen::Index feature_st
   });
 }
 
-/// The normaliser's half: z (C) += k, and one denominator for each row of q (R, C).
-template <Eigen::Index R, bool Keeps, class T>
+/// The normaliser's half: z (C), and one denominator for each row of q (R, C).
+template <Eigen::Index R, bool Keeps, kernel_form Form, class T>
 LINATTN_INLINE void shared_normalizer(const head_rows<T>& x, Eigen::Index stride, T* z, T* denominators) {
   using P = packet<T>;
   P product[R];  // (R)
   unroll<R>([&](auto r) LINATTN_INLINE_LAMBDA { product[r] = P::zero(); });
   for (Eigen::Index c = 0; c < stride; c += P::size) {
-    const P total = P::load(z + c) + P::load(x.k + c);
+    P total = P::load(z + c);
+    if constexpr (Form.decay == decay_axis::row) {
+      total = fma(P::load(x.decay + c), total, P::load(x.k + c));
+    } else {
+      total = total + P::load(x.k + c);
+    }
     unroll<R>([&](auto r)
                   LINATTN_INLINE_LAMBDA { product[r] = fma(P::load(x.q + r * stride + c), total, product[r]); });
     if constexpr (Keeps) total.store(z + c);
@@ -113,16 +118,18 @@ LINATTN_INLINE void attend_shared(const Layout& layout, Eigen::Index tokens, Eig
   const Eigen::Index stride = layout.feature_stride();
   const Eigen::Index row_stride = layout.row_stride();
   if constexpr (Layout::rule.normalizes) {
-    static_assert(Form.decay == decay_axis::none);
     for (Eigen::Index i = 0; i < tokens; ++i) {
+      head_rows<T> token{x.q + i * readers * stride, x.k + i * stride};
+      if constexpr (Form.decay == decay_axis::row) token.decay = x.decay + i * stride;
       if constexpr (Normalizes) {
         for_each_go(readers, [&](Eigen::Index first, auto count, auto last) LINATTN_INLINE_LAMBDA {
-          const Eigen::Index row = i * readers + first;
-          shared_normalizer<number<decltype(count)>, decltype(last)::value, T>(
-              {x.q + row * stride, x.k + i * stride}, stride, S + layout.z_offset(), denominators + row);
+          head_rows<T> go = token;
+          go.q += first * stride;
+          shared_normalizer<number<decltype(count)>, decltype(last)::value, Form, T>(
+              go, stride, S + layout.z_offset(), denominators + i * readers + first);
         });
       } else {
-        normalizer_block<1, false, Form, T>({x.q, x.k + i * stride}, stride, S + layout.z_offset(), denominators);
+        normalizer_block<1, false, Form, T>(token, stride, S + layout.z_offset(), denominators);
       }
     }
   }
@@ -142,7 +149,7 @@ LINATTN_INLINE void attend_shared(const Layout& layout, Eigen::Index tokens, Eig
               if constexpr (Form.decay == decay_axis::row) go.decay = x.decay + i * stride + c;
               if constexpr (Form.reads_first) go.bonus = x.bonus + row;
               shared_block<number<decltype(count)>, decltype(last)::value, number<decltype(packets)>, Form, T>(
-                  go, S + c * row_stride + m, stride, row_stride, rows, c > 0, i + 1 == tokens);
+                  go, S + c * row_stride + m, stride, row_stride, rows, c > 0, x.clears && i + 1 == tokens);
             });
           }
         }

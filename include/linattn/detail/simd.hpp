@@ -73,6 +73,9 @@ struct packet {
   friend LINATTN_INLINE packet operator*(const packet& a, const packet& b) {
     return Eigen::internal::pmul(a.lanes, b.lanes);
   }
+  friend LINATTN_INLINE packet operator/(const packet& a, const packet& b) {
+    return Eigen::internal::pdiv(a.lanes, b.lanes);
+  }
   /// a b + c, fused where the processor fuses.
   friend LINATTN_INLINE packet fma(const packet& a, const packet& b, const packet& c) {
 #if defined(__FMA__) || defined(FP_FAST_FMA)
@@ -95,6 +98,11 @@ struct packet {
     if constexpr (size == 1) return x.lanes > T(0) ? y : zero();
     return Eigen::internal::pand(Eigen::internal::pcmp_lt(zero().lanes, x.lanes), y.lanes);
   }
+  /// y where x > 0, else z, as where x is NaN.
+  friend LINATTN_INLINE packet select_positive(const packet& x, const packet& y, const packet& z) {
+    if constexpr (size == 1) return x.lanes > T(0) ? y : z;
+    return Eigen::internal::pselect(Eigen::internal::pcmp_lt(zero().lanes, x.lanes), y.lanes, z.lanes);
+  }
   /// x, and 0 where |x| < bound; NaN kept.
   friend LINATTN_INLINE packet zero_below(const packet& x, T bound) {
     if constexpr (size == 1) return x.lanes < bound && -bound < x.lanes ? T(0) : x.lanes;
@@ -104,6 +112,7 @@ struct packet {
   /// The largest integers <= x.
   friend LINATTN_INLINE packet floor(const packet& x) { return Eigen::internal::pfloor(x.lanes); }
   friend LINATTN_INLINE T sum(const packet& x) { return Eigen::internal::predux(x.lanes); }
+  friend LINATTN_INLINE T largest(const packet& x) { return Eigen::internal::predux_max(x.lanes); }
 
  private:
   /// The bits of lanes 0 ... n-1: what Eigen's masked loads and stores of floats take.

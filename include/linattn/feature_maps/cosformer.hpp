@@ -14,10 +14,10 @@ LINATTN_NAMESPACE_BEGIN
 /// C = 2 D, features >= 0.
 ///
 /// Kernel: sum_c max(q_c, 0) max(k_c, 0) times cos(pi (i - j) / (2 P)): relu's, and near tokens count more than far
-/// ones, down to nothing at a distance of P. No relation to softmax. The horizon P is the user's: the longest sequence
-/// expected, and part of what a model was trained with. It does not follow the length of the input, so that streaming
-/// and batch agree. Positions from P on count as P: all tokens there are at distance 0 of each other, and features
-/// stay >= 0 for sequences of any length.
+/// ones, down to nothing at a distance of P. It is computed as it stands: an estimate of nothing, and no relation to
+/// softmax. The horizon P is the user's: the longest sequence expected, and part of what a model was trained with. It
+/// does not follow the length of the input, so that streaming and batch agree. Positions from P on count as P: all
+/// tokens there are at distance 0 of each other, and features stay >= 0 for sequences of any length.
 ///
 /// Use it where recency helps and lengths are known. Not for endless streams, where all tokens end up at P, and not
 /// where rows may lack a positive coordinate: like relu's their output is 0. NaN is kept.
@@ -37,33 +37,29 @@ class cosformer {
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi, tile_position where) const noexcept {
     using P = detail::packet<T>;
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
+    detail::for_each_row(x, phi, [&](Eigen::Index r, const T* in, T* out) LINATTN_INLINE_LAMBDA {
       const weights<T> weight(*this, where.first_position + r);
-      const T* const in = x.data() + r * x.outerStride();
-      T* const out = phi.data() + r * phi.outerStride();
       detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
         const P positive = max(detail::load_up_to(in + c, left), P(T(0)));
         detail::store_up_to(out + c, positive * weight.cosine, left);
         detail::store_up_to(out + x.cols() + c, positive * weight.sine, left);
       });
-    }
+    });
   }
 
   template <class T>
   void vjp(const const_tile<T>& x, const const_tile<T>& /*phi*/, const const_tile<T>& dphi, tile<T>& dx,
            tile_position where) const noexcept {
     using P = detail::packet<T>;
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const weights<T> weight(*this, where.first_position + r);
-      const T* const in = x.data() + r * x.outerStride();
-      const T* const gradient = dphi.data() + r * dphi.outerStride();
-      T* const out = dx.data() + r * dx.outerStride();
-      detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-        const P g = fma(detail::load_up_to(gradient + c, left), weight.cosine,
-                        detail::load_up_to(gradient + x.cols() + c, left) * weight.sine);
-        detail::store_up_to(out + c, where_positive(detail::load_up_to(in + c, left), g), left);
-      });
-    }
+    detail::for_each_row(
+        x, dphi, dx, [&](Eigen::Index r, const T* in, const T* gradient, T* out) LINATTN_INLINE_LAMBDA {
+          const weights<T> weight(*this, where.first_position + r);
+          detail::for_each_register<T>(x.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+            const P g = fma(detail::load_up_to(gradient + c, left), weight.cosine,
+                            detail::load_up_to(gradient + x.cols() + c, left) * weight.sine);
+            detail::store_up_to(out + c, where_positive(detail::load_up_to(in + c, left), g), left);
+          });
+        });
   }
 
  private:

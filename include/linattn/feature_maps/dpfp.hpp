@@ -12,10 +12,10 @@ LINATTN_NAMESPACE_BEGIN
 /// phi_(j,i)(x) = y_i y_(i-j),  y = [max(x, 0), max(-x, 0)] (2 D), indices modulo 2 D,  j = 1 ... Nu,  i = 0 ... 2 D-1.
 /// C = 2 D Nu, features >= 0.
 ///
-/// Kernel: sum over pairs of coordinates j apart whose signs agree in q and k; no relation to softmax. Most features
-/// of a row are 0, so keys that differ in signs do not disturb each other: a state holds about C keys that can be told
-/// apart, where D orthogonal ones are all that `relu` can hold. Nu up to D - 1 is of use: products D apart vanish, and
-/// beyond that they come again.
+/// Kernel: sum over pairs of coordinates j apart whose signs agree in q and k, computed as it stands: an estimate of
+/// nothing, and no relation to softmax. Most features of a row are 0, so keys that differ in signs do not disturb each
+/// other: a state holds about C keys that can be told apart, where D orthogonal ones are all that `relu` can hold. Nu
+/// up to D - 1 is of use: products D apart vanish, and beyond that they come again.
 ///
 /// Use it where many pairs are to be kept apart and C = 2 D Nu is paid for. Not where every key must have weight: a row
 /// may have phi = 0 (at D = 1 every row has), and where every product vanishes the output is 0. Features are products
@@ -33,16 +33,14 @@ struct dpfp {
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
     using P = detail::packet<T>;
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const T* const in = x.data() + r * x.outerStride();
-      T* const out = phi.data() + r * phi.outerStride();
+    detail::for_each_row(x, phi, [&](Eigen::Index /*r*/, const T* in, T* out) LINATTN_INLINE_LAMBDA {
       for_each_run(x.cols(), [&](const run& at) LINATTN_INLINE_LAMBDA {
         detail::for_each_register<T>(at.length, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
           const P product = rectified(in, at.first, c, left) * rectified(in, at.second, c, left);
           detail::store_up_to(out + at.feature + c, product, left);
         });
       });
-    }
+    });
   }
 
   /// A product hands its gradient to either factor, where that is positive. 6 C flops a token.
@@ -51,25 +49,23 @@ struct dpfp {
            tile<T>& dx) const noexcept {
     using P = detail::packet<T>;
     dx.setZero();
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const T* const in = x.data() + r * x.outerStride();
-      const T* const gradient = dphi.data() + r * dphi.outerStride();
-      T* const out = dx.data() + r * dx.outerStride();
-      // One factor after the other: their registers in dx may overlap.
-      const auto pass = [&](const factor& to, const P& g, Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-        const P sign(to.negated ? T(-1) : T(1));
-        const P through = where_positive(rectified(in, to, c, left), g);
-        T* const place = out + to.coordinate + c;
-        detail::store_up_to(place, fma(sign, through, detail::load_up_to(place, left)), left);
-      };
-      for_each_run(x.cols(), [&](const run& at) LINATTN_INLINE_LAMBDA {
-        detail::for_each_register<T>(at.length, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-          const P g = detail::load_up_to(gradient + at.feature + c, left);
-          pass(at.first, g * rectified(in, at.second, c, left), c, left);
-          pass(at.second, g * rectified(in, at.first, c, left), c, left);
+    detail::for_each_row(
+        x, dphi, dx, [&](Eigen::Index /*r*/, const T* in, const T* gradient, T* out) LINATTN_INLINE_LAMBDA {
+          // One factor after the other: their registers in dx may overlap.
+          const auto pass = [&](const factor& to, const P& g, Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+            const P sign(to.negated ? T(-1) : T(1));
+            const P through = where_positive(rectified(in, to, c, left), g);
+            T* const place = out + to.coordinate + c;
+            detail::store_up_to(place, fma(sign, through, detail::load_up_to(place, left)), left);
+          };
+          for_each_run(x.cols(), [&](const run& at) LINATTN_INLINE_LAMBDA {
+            detail::for_each_register<T>(at.length, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+              const P g = detail::load_up_to(gradient + at.feature + c, left);
+              pass(at.first, g * rectified(in, at.second, c, left), c, left);
+              pass(at.second, g * rectified(in, at.first, c, left), c, left);
+            });
+          });
         });
-      });
-    }
   }
 
  private:

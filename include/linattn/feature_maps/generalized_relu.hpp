@@ -24,33 +24,37 @@ LINATTN_NAMESPACE_BEGIN
 /// more than the weight of epsilon. The gradient is 0 where w_c.x' is lost beside epsilon, from about 1e-10 m^(1/2)
 /// down.
 ///
-/// Cost a token: 2 C D flops. Source: Choromanski et al., Rethinking attention with Performers, 2021.
+/// Cost a token: 2 C D flops. What all random maps share: random_features.hpp.
+/// Source: Choromanski et al., Rethinking attention with Performers, 2021.
 template <class T = float>
-class generalized_relu : public detail::random_map<T> {
+class generalized_relu : public detail::random_map<T>, public detail::storable<generalized_relu<T>> {
+  using base = detail::random_map<T>;
+
  public:
+  static constexpr const char* name = "generalized_relu";  ///< in messages and records
+
   /// C = features for heads of D = head_dim coordinates. Throws std::invalid_argument for sizes below 1 and a negative
   /// epsilon.
   generalized_relu(Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed,
                    const random_feature_options& options = {}, double epsilon = 1e-3)
-      : detail::random_map<T>("generalized_relu", head_dim, features, features, seed, options, this->root(head_dim)),
-        m_epsilon(epsilon) {
-    if (!(epsilon >= 0)) detail::refuse("generalized_relu", "epsilon is ", epsilon, "; it must not be negative");
+      : base({name, head_dim, features, seed, options, epsilon}, 1) {
+    if (!(epsilon >= 0)) detail::refuse(name, "epsilon is ", epsilon, "; it must not be negative");
   }
 
   /// The map of the same sizes and epsilon with another seed.
   generalized_relu redraw(std::uint64_t seed) const {
-    return {this->head_dim(), this->m_features, seed, this->m_options, m_epsilon};
+    return {this->head_dim(), this->m_features, seed, this->options(), epsilon()};
   }
 
-  double epsilon() const noexcept { return m_epsilon; }
+  double epsilon() const noexcept { return this->m_parameters.own; }
 
   void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
     using P = detail::packet<T>;
     const P scale(this->m_input_scale * this->m_feature_scale);
-    const P epsilon(static_cast<T>(m_epsilon));
+    const P lowest(static_cast<T>(epsilon()));
     this->project_rows(x, phi, [&](const T* /*in*/, T* row) LINATTN_INLINE_LAMBDA {
-      detail::transform_in_place(
-          row, phi.cols(), [&](const P& u) LINATTN_INLINE_LAMBDA { return fma(max(u, P(T(0))), scale, epsilon); });
+      detail::transform_in_place(row, phi.cols(),
+                                 [&](const P& u) LINATTN_INLINE_LAMBDA { return fma(max(u, P(T(0))), scale, lowest); });
     });
   }
 
@@ -58,17 +62,21 @@ class generalized_relu : public detail::random_map<T> {
   void vjp(const const_tile<T>& /*x*/, const const_tile<T>& phi, const const_tile<T>& dphi,
            tile<T>& dx) const noexcept {
     using P = detail::packet<T>;
-    const P epsilon(static_cast<T>(m_epsilon));
-    this->m_projection.apply_transposed(dx, this->m_input_scale * this->m_feature_scale,
+    const P lowest(static_cast<T>(epsilon()));
+    this->directions().apply_transposed(dx, this->m_input_scale * this->m_feature_scale,
                                         [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
                                           return where_positive(
-                                              detail::load_up_to(phi.data() + r * phi.outerStride() + c, n) - epsilon,
+                                              detail::load_up_to(phi.data() + r * phi.outerStride() + c, n) - lowest,
                                               detail::load_up_to(dphi.data() + r * dphi.outerStride() + c, n));
                                         });
   }
 
  private:
-  double m_epsilon;
+  friend class detail::storable<generalized_relu>;
+
+  explicit generalized_relu(detail::record_reader& in) : base(typename base::parameters(in), 1) {
+    if (!(epsilon() >= 0)) in.fail("its epsilon is ", epsilon());
+  }
 };
 
 LINATTN_NAMESPACE_END

@@ -1,8 +1,7 @@
 // General exponential random features: positive, with a parameter that fits them to the data.
 #pragma once
 
-#include <linattn/detail/random_map.hpp>
-#include <linattn/detail/registers.hpp>
+#include <linattn/detail/exponential_map.hpp>
 #include <linattn/matrix_view.hpp>
 
 #include <Eigen/Core>
@@ -17,7 +16,7 @@ LINATTN_NAMESPACE_BEGIN
 /// features > 0.  A < 1/8; A = 0 is `positive_random`.
 ///
 /// Kernel: phi(q).phi(k) is an unbiased estimate of exp(q.k / sqrt(D)), the numerator of softmax attention, over draws
-/// w_c of N(0, I), for every A. The map applies D^(-1/4) itself: leave query_scale at 1.
+/// w_c of N(0, I), for every A.
 ///
 /// Variance: with z = q' + k' the second moment of an estimate is, but for a term of softmax's own,
 ///
@@ -27,39 +26,29 @@ LINATTN_NAMESPACE_BEGIN
 /// for the mean of |z|^2 over given queries and keys. An A far below that costs variance, too.
 ///
 /// Use it as the positive map of choice once sample data are at hand: with orthogonal directions and D = 16, standard
-/// deviation 0.5 and C >= 256 about three quarters of the error of `positive_random`. Queries and keys must share one
+/// deviation 0.5 and C >= 256 about 0.7 of the error of `positive_random`. Queries and keys must share one
 /// map, so the statistics have to be fixed before the first token. Not with regularised directions, which have no
 /// |w_c|^2 to weigh.
 ///
-/// Numerics: a feature is at most m^(-1/2) (1 - 4 A)^(D/4) exp((1/2 - A) |w_c|^2), reached at x' = sqrt(1 - 4 A) w_c:
-/// no overflow in float for any input up to about D = 64 at A = -0.2. For a given input A < 0 bounds features over all
-/// directions. Long inputs underflow as with `positive_random`. NaN is kept.
+/// Numerics: written as log phi, which the engine scales by the largest of each feature so far: no input of a size that
+/// x can hold overflows or underflows. For a given input A < 0 bounds features over all directions. NaN is kept.
 ///
-/// Cost a token: 2 C D flops and C exponentials. Source: Likhosherstov et al., Chefs' random tables, 2022; the scalar
+/// Cost a token: 2 C D flops and C exponentials. What all random maps share: random_features.hpp.
+/// Source: Likhosherstov et al., Chefs' random tables, 2022; the scalar
 /// case of FAVOR#, 2023.
 template <class T = float>
-class gerf : public detail::random_map<T> {
+class gerf : public detail::exponential_map<T, 1>, public detail::storable<gerf<T>> {
+  using base = detail::exponential_map<T, 1>;
+  using P = detail::packet<T>;
+
  public:
+  static constexpr const char* name = "gerf";  ///< in messages and records
+
   /// C = features for heads of D = head_dim coordinates, and A = a. Throws std::invalid_argument for sizes below 1,
   /// a >= 1/8 and regularised directions.
   gerf(Eigen::Index head_dim, Eigen::Index features, std::uint64_t seed, double a,
        const random_feature_options& options = {})
-      : detail::random_map<T>("gerf", head_dim, features, features, seed, options, this->root(head_dim)), m_a(a) {
-    if (!(a < 0.125)) detail::refuse("gerf", "A is ", a, "; it must be below 1/8, where the variance is infinite");
-    if (!(a >= -1e6)) detail::refuse("gerf", "A is ", a, "; take one from gerf::optimal");
-    if (options.rows == random_rows::regularized) {
-      detail::refuse("gerf", "directions of one length are not weighed by A; use independent or orthogonal ones");
-    }
-    const auto w = this->projection();
-    const double normalizer = 0.25 * static_cast<double>(head_dim) * std::log1p(-4 * a);
-    detail::heap_slab<T> offsets(features);
-    for (Eigen::Index c = 0; c < features; ++c) {
-      const double squares = w.row(c).template cast<double>().squaredNorm();
-      offsets.data()[c] = static_cast<T>(a * squares + normalizer);
-    }
-    m_offsets = std::make_shared<const detail::heap_slab<T>>(std::move(offsets));
-    m_slope = static_cast<T>(std::sqrt(1 - 4 * a)) * this->m_input_scale;
-  }
+      : gerf(typename base::parameters(name, head_dim, features, seed, options, a)) {}
 
   /// The A <= 0 of least variance for the mean of |q' + k'|^2 over all pairs of rows of q (Nq, H D) and k (Nk, H D),
   /// each head with its own: A = (1 - 2 rho - sqrt((2 rho + 1)^2 + 8 rho)) / 16, rho = mean |q' + k'|^2 / D. Give the
@@ -79,41 +68,45 @@ class gerf : public detail::random_map<T> {
       const column_moments of_k(k, d);
       squares += of_q.square + of_k.square + 2 * of_q.mean * of_k.mean;
     }
-    const double divisor = temperature > 0 ? temperature : gerf::root(head_dim);
+    const double divisor = temperature > 0 ? temperature : std::sqrt(static_cast<double>(head_dim));
     const double rho = squares / (n * divisor * static_cast<double>(head_dim));
     return (1 - 2 * rho - std::sqrt((2 * rho + 1) * (2 * rho + 1) + 8 * rho)) / 16;
   }
 
   /// The map of the same sizes and A with another seed.
-  gerf redraw(std::uint64_t seed) const { return {this->head_dim(), this->m_features, seed, m_a, this->m_options}; }
+  gerf redraw(std::uint64_t seed) const { return {this->head_dim(), this->m_features, seed, a(), this->options()}; }
 
-  double a() const noexcept { return m_a; }
+  double a() const noexcept { return this->m_parameters.own; }
 
-  void forward(const const_tile<T>& x, tile<T>& phi) const noexcept {
-    using P = detail::packet<T>;
-    const P slope(m_slope);
-    const P feature_scale(this->m_feature_scale);
+  /// log phi (R, C) from x (R, D).
+  void forward(const const_tile<T>& x, tile<T>& log_phi) const noexcept {
     const T* const offsets = m_offsets->data();
-    this->project_rows(x, phi, [&](const T* in, T* row) LINATTN_INLINE_LAMBDA {
-      const P half_norm(-this->half_square(in));
-      detail::for_each_register<T>(phi.cols(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-        const P constant = detail::load_up_to(offsets + c, left) + half_norm;
-        const P u = detail::load_up_to(row + c, left);
-        detail::store_up_to(row + c, exp(fma(u, slope, constant)) * feature_scale, left);
-      });
+    this->exponents(x, log_phi, [&](const P& half_norm, Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+      return detail::load_up_to(offsets + c, left) + half_norm;
     });
   }
 
-  /// dx (R, D) = D^(-1/4) (sqrt(1 - 4 A) W^T a - (sum_c a_c) x'),  a = phi dphi elementwise. 2 C D flops a token.
-  void vjp(const const_tile<T>& x, const const_tile<T>& phi, const const_tile<T>& dphi, tile<T>& dx) const noexcept {
-    this->pull_back(x, phi, dphi, dx, m_slope, -this->m_input_scale * this->m_input_scale,
-                    [&](Eigen::Index r, Eigen::Index c, Eigen::Index n) LINATTN_INLINE_LAMBDA {
-                      return detail::load_up_to(phi.data() + r * phi.outerStride() + c, n) *
-                             detail::load_up_to(dphi.data() + r * dphi.outerStride() + c, n);
-                    });
+ private:
+  friend class detail::storable<gerf>;
+
+  explicit gerf(const typename base::parameters& p) : base(p, static_cast<T>(std::sqrt(1 - 4 * p.own))) {
+    if (!(a() < 0.125)) detail::refuse(name, "A is ", a(), "; it must be below 1/8, where the variance is infinite");
+    if (!(a() >= -1e6)) detail::refuse(name, "A is ", a(), "; take one from gerf::optimal");
+    if (p.options.rows == random_rows::regularized) {
+      detail::refuse(name, "directions of one length are not weighed by A; use independent or orthogonal ones");
+    }
+    const auto w = this->projection();
+    const double normalizer = 0.25 * static_cast<double>(w.cols()) * std::log1p(-4 * a());
+    detail::heap_slab<T> offsets(w.rows());
+    for (Eigen::Index c = 0; c < w.rows(); ++c) {
+      const double squares = w.row(c).template cast<double>().squaredNorm();
+      offsets.data()[c] = static_cast<T>(a() * squares + normalizer);
+    }
+    m_offsets = std::make_shared<const detail::heap_slab<T>>(std::move(offsets));
   }
 
- private:
+  explicit gerf(detail::record_reader& in) : gerf(typename base::parameters(in)) {}
+
   struct column_moments {
     double mean = 0;
     double square = 0;
@@ -129,8 +122,6 @@ class gerf : public detail::random_map<T> {
   };
 
   std::shared_ptr<const detail::heap_slab<T>> m_offsets;  // A |w_c|^2 + (D / 4) log(1 - 4 A), (m)
-  double m_a;
-  T m_slope;  // sqrt(1 - 4 A) temperature^(-1/2)
 };
 
 LINATTN_NAMESPACE_END

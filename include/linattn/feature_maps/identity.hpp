@@ -7,8 +7,16 @@ LINATTN_NAMESPACE_BEGIN
 
 /// phi(x) = x, C = D, signed.
 ///
-/// Kernel: q.k, the plain bilinear form; its denominators q.z may vanish or be negative, so operators with this map are
-/// not normalised unless options say so. Cost: none.
+/// Kernel: q.k, the plain bilinear form, exactly.
+///
+/// Sign: denominators q.z may vanish or be negative, so operators with this map are not normalised unless options say
+/// so.
+///
+/// Use it with rules that normalise in other ways or not at all, as models with decay, gates or the delta rule do, and
+/// for fast weights: a state holds D keys at right angles without loss. Not with a normaliser.
+///
+/// Cost a token: none. NaN is kept.
+/// Source: Schmidhuber, Learning to control fast-weight memories, 1992.
 struct identity {
   static constexpr bool signed_features = true;
 

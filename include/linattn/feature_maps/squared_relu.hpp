@@ -7,8 +7,14 @@ LINATTN_NAMESPACE_BEGIN
 
 /// phi_c(x) = max(x_c, 0)^2, C = D, features >= 0.
 ///
-/// Kernel: sum_c max(q_c, 0)^2 max(k_c, 0)^2, spiky: large coordinates dominate. A query or a key without a positive
-/// coordinate has phi = 0; where every product vanishes the output is 0. Cost: 2 flops a coordinate. NaN is kept.
+/// Kernel: sum_c max(q_c, 0)^2 max(k_c, 0)^2, computed as it stands: an estimate of nothing, and no relation to
+/// softmax.
+///
+/// Use it in place of relu where weights are to be more peaked: large coordinates dominate. Not where rows may lack a
+/// positive coordinate: they have phi = 0, and where every product vanishes the output is 0.
+///
+/// Cost a token: 2 D flops. NaN is kept.
+/// Source: So et al., Primer, 2021, where it is the activation of a feed-forward layer.
 struct squared_relu {
   /// C, the number of features of a head of D = head_dim coordinates.
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }

@@ -16,9 +16,8 @@ LINATTN_NAMESPACE_BEGIN
 /// exp(s), the numerator of softmax attention. The map applies D^(-1/4) itself: leave query_scale at 1.
 ///
 /// Sign: features are signed, but the kernel is ((1 + s)^2 + 1) / 2 >= 1/2, so that denominators are at least half the
-/// number of keys. Set `.normalize = true`, which is safe for every input here; an operator does not do so by itself
-/// for a map with signed features. Far keys of opposite direction get more weight than near ones: the parabola rises
-/// again below s = -1.
+/// number of keys: the operator normalises. Far keys of opposite direction get more weight than near ones: the parabola
+/// rises again below s = -1.
 ///
 /// Use it for a softmax that is not too sharp (|s| up to about 2) with small D, where it is the most exact per feature
 /// and needs no seed: C = 153 at D = 16. Not for D = 64 (C = 2145) or peaked attention.
@@ -29,6 +28,7 @@ LINATTN_NAMESPACE_BEGIN
 /// here by symmetry to about half of its 1 + D + D^2 features.
 struct taylor {
   static constexpr bool signed_features = true;
+  static constexpr bool positive_kernel = true;
 
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept {
     return 1 + head_dim + head_dim * (head_dim + 1) / 2;
@@ -39,9 +39,7 @@ struct taylor {
     using P = detail::packet<T>;
     const Eigen::Index head_dim = x.cols();
     const scales<T> scale(head_dim);
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const T* const in = x.data() + r * x.outerStride();
-      T* out = phi.data() + r * phi.outerStride();
+    detail::for_each_row(x, phi, [&](Eigen::Index /*r*/, const T* in, T* out) LINATTN_INLINE_LAMBDA {
       const T* const end = out + dimension(head_dim);
       *out++ = T(1);
       detail::for_each_register<T>(head_dim, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
@@ -57,7 +55,7 @@ struct taylor {
         out[i] = in[i] * scale.square * in[i];
         out += i + 1;
       }
-    }
+    });
   }
 
   /// 2 C flops a token for either factor of a product.
@@ -67,26 +65,25 @@ struct taylor {
     using P = detail::packet<T>;
     const Eigen::Index head_dim = x.cols();
     const scales<T> scale(head_dim);
-    for (Eigen::Index r = 0; r < x.rows(); ++r) {
-      const T* const in = x.data() + r * x.outerStride();
-      const T* gradient = dphi.data() + r * dphi.outerStride() + 1;
-      T* const out = dx.data() + r * dx.outerStride();
-      detail::for_each_register<T>(head_dim, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-        detail::store_up_to(out + c, detail::load_up_to(gradient + c, left) * P(scale.linear), left);
-      });
-      gradient += head_dim;
-      for (Eigen::Index i = 0; i < head_dim; ++i) {
-        const P factor(in[i] * scale.product);
-        P others = P::zero();
-        detail::for_each_register<T>(i, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-          const P g = detail::load_up_to(gradient + c, left);
-          others = fma(g, detail::load_up_to(in + c, left), others);
-          detail::store_up_to(out + c, fma(g, factor, detail::load_up_to(out + c, left)), left);
+    detail::for_each_row(
+        x, dphi, dx, [&](Eigen::Index /*r*/, const T* in, const T* gradient, T* out) LINATTN_INLINE_LAMBDA {
+          ++gradient;
+          detail::for_each_register<T>(head_dim, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+            detail::store_up_to(out + c, detail::load_up_to(gradient + c, left) * P(scale.linear), left);
+          });
+          gradient += head_dim;
+          for (Eigen::Index i = 0; i < head_dim; ++i) {
+            const P factor(in[i] * scale.product);
+            P others = P::zero();
+            detail::for_each_register<T>(i, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+              const P g = detail::load_up_to(gradient + c, left);
+              others = fma(g, detail::load_up_to(in + c, left), others);
+              detail::store_up_to(out + c, fma(g, factor, detail::load_up_to(out + c, left)), left);
+            });
+            out[i] += scale.product * sum(others) + T(2) * scale.square * in[i] * gradient[i];
+            gradient += i + 1;
+          }
         });
-        out[i] += scale.product * sum(others) + T(2) * scale.square * in[i] * gradient[i];
-        gradient += i + 1;
-      }
-    }
   }
 
  private:

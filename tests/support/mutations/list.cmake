@@ -70,8 +70,8 @@ mutation(zero_denominator_divides detail/packing.hpp NoKeyGivesZero
   "")
 
 mutation(merge_forgets state.hpp MergeAppends
-  "sum[i] += addend[i]"
-  "sum[i] = addend[i]")
+  "head[i] = factor * head[i] + addend * later[i];"
+  "head[i] = addend * later[i];")
 
 mutation(denominator_has_no_gradient_for_keys detail/gradient.hpp GradientsAreThoseOfTheOutput
   "fma(minus, P::load(phi + c), P::load(dz + c)).store(dz + c);"

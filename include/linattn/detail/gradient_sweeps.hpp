@@ -1,0 +1,246 @@
+// What every gradient sweep is made of: tiles of tokens forwards and backwards, transposed states, and decays.
+//
+// The gradient of a log-decay needs no stored state. With R_t the gradient with respect to S_t, as it stands when token
+// t has been reached from behind, and a_t S_(t-1) = S_t minus what token t wrote,
+//
+//     dlog_decay_t = rowsum(R_t * a_t S_(t-1)) = dlog_decay_(t+1) + x_t       dlog_decay_(N+1) = rowsum(S_N * dS_N)
+//     x_t          = phi(q_t) dphi(q_t) - phi(k_t) dphi(k_t)
+//
+// per feature, or summed over the features of a head; gradient_correction.hpp has the x_t of rules that correct. The
+// terms wait in the rows of dlog_decay; their sum cancels where decays are strong, and is kept in two numbers. A decay
+// of exactly 0 has the gradient 0, and the sum starts anew.
+#pragma once
+
+#include <linattn/detail/engine.hpp>
+#include <linattn/detail/gradient_packing.hpp>
+
+LINATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// Rules whose gradient is built.
+constexpr bool has_gradient(const rule_traits& rule) {
+  return rule.corrects != correction::rank_one && rule.reads_after_write;
+}
+
+/// The arguments of a vjp. Shapes as in `forward`; dq, dk, dv are as q, k, v. `gradient` may be null, and the gradients
+/// of the rule's inputs empty.
+template <class T, class Gradient>
+struct gradient_arguments {
+  matrix_view<const T> q, k, v, dout;
+  matrix_view<T> dq, dk, dv;
+  Gradient* gradient = nullptr;
+  rule_views<T> gates = {};
+  matrix_view<T> dlog_decay = {};  // (N, H), or (N, H C) per feature
+  matrix_view<T> dbeta = {};       // (N, H)
+};
+
+template <class Map, class T, class Layout>
+class gradient_sweeps {
+ protected:
+  using P = packet<T>;
+  using arguments = gradient_arguments<T, typename gradient_of<Map>::type>;
+  using forward_engine = engine<Map, T, Layout>;
+  static constexpr rule_traits rule = forward_engine::rule;
+  static constexpr bool decays = rule.decay != decay_kind::none;
+  static constexpr bool per_feature = rule.decay == decay_kind::per_feature;
+
+  gradient_sweeps(const forward_engine& forward, const arguments& a, T* scratch)
+      : m_layout(forward.layout),
+        m_a(a),
+        m_packing(forward.map, forward.layout, forward.query_scale, a.gradient, scratch),
+        m_queries(scratch + m_layout.queries()),
+        m_keys(scratch + m_layout.keys()),
+        m_values(scratch + m_layout.values()),
+        m_douts(scratch + m_layout.outputs()),
+        m_decay(scratch + m_layout.decay()),
+        m_dphi(scratch + m_layout.feature_outputs()),
+        m_dvalues(scratch + m_layout.value_outputs()),
+        m_sums(scratch + m_layout.sums()),
+        m_transposed(scratch + m_layout.own_transposed()) {}
+
+  Eigen::Index tokens() const { return m_a.k.rows(); }
+  Eigen::Index heads() const { return m_layout.state.heads; }
+  Eigen::Index head_dim() const { return m_layout.head_dim; }
+  Eigen::Index features() const { return m_layout.state.features; }
+  Eigen::Index value_dim() const { return m_layout.state.value_dim; }
+  Eigen::Index feature_stride() const { return m_layout.state.feature_stride(); }
+  Eigen::Index row_stride() const { return m_layout.state.row_stride(); }
+  T* transposed(Eigen::Index head) const { return m_transposed + head * m_layout.transposed().head_stride(); }
+  Eigen::Index place_of(Eigen::Index head) const { return head * m_layout.state.head_stride(); }  // in a state
+
+  /// f(tile, the one after it): heads within tiles of tokens, the last tokens first where Backwards. Without the tile
+  /// after it where all rows are taken to be in the cache.
+  template <bool Backwards, class F>
+  void for_each_tile(Eigen::Index count, const F& f) const {
+    const Eigen::Index most = m_layout.tokens();
+    const Eigen::Index tiles = (count + most - 1) / most;
+    const Eigen::Index row_bytes = (m_a.q.cols() + m_a.v.cols()) * Eigen::Index(sizeof(T));
+    const bool far = 2 * count * row_bytes > forward_engine::near_bytes;
+    const auto tile_at = [&](Eigen::Index i) -> token_tile {
+      if (i >= tiles * heads()) return {};
+      const Eigen::Index first = (Backwards ? tiles - 1 - i / heads() : i / heads()) * most;
+      return {first, std::min(most, count - first), i % heads()};
+    };
+    for (Eigen::Index i = 0; i < tiles * heads(); ++i) f(tile_at(i), far ? tile_at(i + 1) : token_tile());
+  }
+
+  /// What the kernel fetches of a tile while it computes the one before it.
+  template <class... Rows>
+  rows_ahead ahead(const token_tile& next, const Rows&... rows) const {
+    rows_ahead all(next.rows);
+    if (next.rows > 0) (all.add(rows.first, rows.stride, rows.size, next.head == 0), ...);
+    return all;
+  }
+
+  /// S^T of all heads: that of the initial state, or 0.
+  void begin_transposed(const T* initial) const {
+    std::fill(m_transposed, m_transposed + m_layout.transposed().size(), T(0));
+    if (initial != nullptr) transpose_all(initial);
+  }
+
+  void transpose_all(const T* state) const {
+    for (Eigen::Index h = 0; h < heads(); ++h) {
+      transpose(state + place_of(h), row_stride(), m_layout.state.features, value_dim(), transposed(h),
+                feature_stride());
+    }
+  }
+
+  void pack_rows(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block, T* to) const {
+    pack_values(m_layout, x.first, x.stride, rows, block, to);
+  }
+
+  // ---- decays -------------------------------------------------------------------------------------------------------
+
+  /// A kernel's form with the rule's decays, those of features along `axis`.
+  static constexpr kernel_form with_decay(kernel_form form, decay_axis axis) {
+    form.decay = per_feature || rule.log_scaled ? axis : decays ? decay_axis::token : decay_axis::none;
+    return form;
+  }
+
+  /// What the state of a sweep decays by before each row of a tile: forwards by the decay of the row's token, backwards
+  /// by that of the token after it, and before the last token not at all.
+  template <bool Backwards>
+  const T* pack_decays(const token_tile& t, Eigen::Index block) const {
+    if constexpr (decays) {
+      const auto token = [&](Eigen::Index r) { return token_of<Backwards>(t, r) + (Backwards ? 1 : 0); };
+      const Eigen::Index padded_rows = round_up(t.rows, block);
+      if constexpr (per_feature) {
+        const Eigen::Index none = token(0) == tokens() ? 1 : 0;
+        const matrix_view<const T>& x = m_a.gates.log_decay;
+        T* const rest = m_decay + none * feature_stride();
+        std::fill(m_decay, rest, T(1));
+        if (none < t.rows) {
+          transform_rows(x.row(token(none)) + t.head * features(), Backwards ? -x.row_stride() : x.row_stride(),
+                         t.rows - none, features(), rest, feature_stride(),
+                         [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
+        }
+        std::fill(m_decay + t.rows * feature_stride(), m_decay + padded_rows * feature_stride(), T(1));
+      } else {
+        for (Eigen::Index r = 0; r < t.rows; ++r) {
+          m_decay[r] = token(r) == tokens() ? T(0)
+                       : rule.fixed_decay   ? T(m_a.gates.fixed_log_decay[t.head])
+                                            : m_a.gates.log_decay(token(r), t.head);
+        }
+        std::fill(m_decay + t.rows, m_decay + round_up(padded_rows, P::size), T(0));
+        for (Eigen::Index r = 0; r < padded_rows; r += P::size) exp(P::load(m_decay + r)).store(m_decay + r);
+      }
+    }
+    return m_decay;
+  }
+
+  /// The gradient with respect to S before the first token: that token's decay is still to come.
+  void decay_initial(T* dstate) const {
+    if constexpr (decays) {
+      for (Eigen::Index h = 0; tokens() > 0 && h < heads(); ++h) {
+        const T* const decay = pack_decays<false>({0, 1, h}, 1);
+        for (Eigen::Index c = 0; c < features(); ++c) {
+          T* const row = dstate + place_of(h) + c * row_stride();
+          const P factor(decay[per_feature ? c : 0]);
+          for (Eigen::Index m = 0; m < row_stride(); m += P::size) (factor * P::load(row + m)).store(row + m);
+        }
+      }
+    }
+  }
+
+  // ---- gradients of log-decays --------------------------------------------------------------------------------------
+
+  bool wants_decays() const { return decays && m_a.dlog_decay.data() != nullptr; }
+
+  /// A token's log-decays of one head, or their gradients.
+  template <class U>
+  U* decays_of(const matrix_view<U>& x, Eigen::Index token, Eigen::Index head) const {
+    return x.row(token) + head * m_layout.state.decays();
+  }
+
+  /// rowsum(S_N * dS_N), the first term of the sums; S(head, c, m).
+  template <class State>
+  void begin_decay_sums(const T* dstate, const State& S) const {
+    if (!wants_decays()) return;
+    for (Eigen::Index h = 0; h < heads(); ++h) {
+      double total = 0;
+      for (Eigen::Index c = 0; c < features(); ++c) {
+        const T* const row = dstate + place_of(h) + c * row_stride();
+        for (Eigen::Index m = 0; m < value_dim(); ++m) total += double(S(h, c, m)) * double(row[m]);
+        const Eigen::Index place = per_feature ? c : 0;
+        decay_sums(h)[place] = T(total);
+        decay_sums(h)[sum_stride() + place] = T(total - double(T(total)));
+        if (per_feature) total = 0;
+      }
+    }
+  }
+
+  /// A token's term of the sums: sign x y, features (C), set or added to what it has.
+  template <bool Adds>
+  LINATTN_INLINE void add_to_decays(Eigen::Index token, Eigen::Index head, T sign, const T* x, const T* y) const {
+    T* const to = decays_of(m_a.dlog_decay, token, head);
+    const auto product = [&](Eigen::Index c)
+                             LINATTN_INLINE_LAMBDA { return P(sign) * P::load(x + c) * P::load(y + c); };
+    if constexpr (per_feature) {
+      for_each_register<T>(features(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        store_up_to(to + c, Adds ? load_up_to(to + c, left) + product(c) : product(c), left);
+      });
+    } else {
+      P total = P::zero();
+      for (Eigen::Index c = 0; c < feature_stride(); c += P::size) total = total + product(c);
+      *to = Adds ? *to + sum(total) : sum(total);
+    }
+  }
+
+  /// A token's terms become its gradients: tokens come from the last to the first.
+  LINATTN_INLINE void sum_decays(Eigen::Index token, Eigen::Index head) const {
+    T* const to = decays_of(m_a.dlog_decay, token, head);
+    const T* const log_decay = decays_of(m_a.gates.log_decay, token, head);
+    for_each_register<T>(m_layout.state.decays(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+      T* const high = decay_sums(head) + c;
+      T* const low = high + sum_stride();
+      const P decay = exp(load_up_to(log_decay + c, left)), term = load_up_to(to + c, left), before = P::load(high);
+      const P after = before + term;
+      const P share = after - before;  // of the term; what rounding took goes to `low`
+      const P lost = (before - (after - share)) + (term - share);
+      const P rest = where_positive(decay, P::load(low) + lost) + (decay - decay);  // a decay of NaN shows
+      const P total = where_positive(decay, after);
+      total.store(high);
+      rest.store(low);
+      store_up_to(to + c, total + rest, left);
+    });
+  }
+
+  Eigen::Index sum_stride() const { return m_layout.sum_stride(); }
+  T* decay_sums(Eigen::Index head) const { return m_sums + 2 * head * sum_stride(); }  // (2, C)
+
+  const Layout& m_layout;
+  const arguments& m_a;
+  gradient_packing<Map, T, Layout> m_packing;
+  T* m_queries;     // (T, C)
+  T* m_keys;        // (T, C)
+  T* m_values;      // (T, M)
+  T* m_douts;       // (T, M)
+  T* m_decay;       // (T, C) or (T)
+  T* m_dphi;        // (T, C), what the kernel reads for dq and dk
+  T* m_dvalues;     // (T, M), what it reads for dv
+  T* m_sums;        // (H, C): z; of rules that decay (H, 2, C)
+  T* m_transposed;  // (H, M, C)
+};
+
+}  // namespace detail
+LINATTN_NAMESPACE_END

@@ -1,0 +1,170 @@
+// Bodies of the gradient verbs of linear_attention.hpp: checks, then one call of a gradient engine.
+//
+// Included by linear_attention_impl.hpp, which defines the template heads.
+#pragma once
+
+#include <linattn/linear_attention.hpp>
+
+LINATTN_NAMESPACE_BEGIN
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::gradient_arguments_of(input q, input k, input v, const inputs& x, input dout, output dq,
+                                             output dk, output dv, const input_gradients& dx,
+                                             parameter_gradient* dmap) const -> gradient_arguments {
+  gradient_arguments a{q, k, v, dout, dq, dk, dv, dmap, views_of(x)};
+  if constexpr (requires { dx.log_decay; }) a.dlog_decay = dx.log_decay;
+  if constexpr (requires { dx.beta; }) a.dbeta = dx.beta;
+  return a;
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws,
+                                        bool causal) const {
+  static_assert(detail::has_gradient(rule),
+                "linattn: the gradient of this update rule is not built; additive, decay, gated, delta and gated_delta "
+                "have one");
+  static_assert(!rule.log_scaled || rule.decay == decay_kind::none,
+                "linattn: the gradient of a map that writes log phi is not built for a rule that decays; additive has "
+                "one");
+  static_assert(detail::is_differentiable<FeatureMap, T>,
+                "linattn: the feature map has no `vjp` (an elementwise one: no `vjp_packet`), so no gradient can pass "
+                "through it; see linattn/feature_map.hpp for what to add");
+  if (m_layout.heads.shares) {
+    detail::refuse(function, "heads is ", heads(), ", key_heads is ", key_heads(), " and value_heads is ",
+                   value_heads(), ": gradients of shared heads are not built yet");
+  }
+  require_inputs(function, a.q, a.k, a.v, causal);
+  require_rule_inputs(function, a.gates, a.k.rows());
+  require(function, "dout", a.dout.rows(), a.dout.cols(), a.q.rows(), heads(), value_dim(), "value_dim");
+  require(function, "dq", a.dq.rows(), a.dq.cols(), a.q.rows(), heads(), head_dim(), "head_dim");
+  require(function, "dk", a.dk.rows(), a.dk.cols(), a.k.rows(), heads(), head_dim(), "head_dim");
+  require(function, "dv", a.dv.rows(), a.dv.cols(), a.k.rows(), heads(), value_dim(), "value_dim");
+  if (a.dlog_decay.data() != nullptr) {
+    constexpr bool per_feature = rule.decay == decay_kind::per_feature;
+    require(function, "the gradient of log_decay", a.dlog_decay.rows(), a.dlog_decay.cols(), a.k.rows(), heads(),
+            per_feature ? features() : 1, per_feature ? "features" : "one decay");
+  }
+  if (a.dbeta.data() != nullptr) {
+    require(function, "the gradient of beta", a.dbeta.rows(), a.dbeta.cols(), a.k.rows(), heads(), 1, "one beta");
+  }
+  require_workspace(function, ws);
+  const output outputs[] = {a.dq, a.dk, a.dv, a.dlog_decay, a.dbeta};
+  for ([[maybe_unused]] const output& x : outputs) {
+    for ([[maybe_unused]] const input& from : {a.q, a.k, a.v, a.dout, a.gates.log_decay, a.gates.beta}) {
+      LINATTN_ASSERT(!detail::overlap(x, from) && "linattn: a gradient overlaps an input");
+    }
+    for ([[maybe_unused]] const output* other = &x + 1; other != std::end(outputs); ++other) {
+      LINATTN_ASSERT(!detail::overlap(x, *other) && "linattn: two gradients overlap");
+    }
+  }
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::run_vjp_causal(const gradient_arguments& a, const T* initial, T* dstate, Eigen::Index position,
+                                      workspace_type& ws) const {
+  T* const scratch = access::slab(ws).data();
+  if constexpr (rule.corrects != correction::none) {
+    detail::correction_gradient_engine<FeatureMap, T, layout_type>(engine(), a, scratch)
+        .causal(initial, dstate, position);
+  } else {
+    detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, scratch).causal(initial, dstate, position);
+  }
+}
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::make_gradients(input q, input k, input v) const -> gradients<Scalar> {
+  return {row_matrix<Scalar>(q.rows(), q.cols()), row_matrix<Scalar>(k.rows(), k.cols()),
+          row_matrix<Scalar>(v.rows(), v.cols())};
+}
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::make_gradients(input q, input k, input v, const inputs& x) const -> gradients_with_inputs {
+  gradients_with_inputs d{make_gradients(q, k, v), {}};
+  if constexpr (requires { x.log_decay; }) d.inputs.log_decay.resize(x.log_decay.rows(), x.log_decay.cols());
+  if constexpr (requires { x.beta; }) d.inputs.beta.resize(x.beta.rows(), x.beta.cols());
+  return d;
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::vjp(input q, input k, input v, input dout, output dq, output dk, output dv, workspace_type& ws,
+                           parameter_gradient* dmap) const {
+  static_assert(!rule.is_ordered(),
+                "linattn: vjp is the gradient of forward, which is not defined for a rule in which the order of the "
+                "tokens matters; use vjp_causal");
+  const gradient_arguments a = gradient_arguments_of(q, k, v, no_inputs(), dout, dq, dk, dv, {}, dmap);
+  require_gradient("vjp", a, ws, false);
+  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
+      .noncausal(own_state(ws), 0, k.rows() - q.rows());
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, const inputs& x, input dout,
+                                  state_type& ds, output dq, output dk, output dv, const input_gradients& dx,
+                                  workspace_type& ws, parameter_gradient* dmap) const {
+  const gradient_arguments a = gradient_arguments_of(q, k, v, x, dout, dq, dk, dv, dx, dmap);
+  require_gradient("vjp_causal", a, ws, true);
+  require_state("vjp_causal", s0);
+  require_state("vjp_causal", ds);
+  LINATTN_ASSERT(&s0 != &ds && "linattn: the gradient of the state is another state");
+  run_vjp_causal(a, access::data(s0), access::data(ds), s0.first_position() + s0.tokens(), ws);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::vjp_causal(input q, input k, input v, const inputs& x, input dout, output dq, output dk,
+                                  output dv, const input_gradients& dx, workspace_type& ws,
+                                  parameter_gradient* dmap) const {
+  const gradient_arguments a = gradient_arguments_of(q, k, v, x, dout, dq, dk, dv, dx, dmap);
+  require_gradient("vjp_causal", a, ws, true);
+  run_vjp_causal(a, nullptr, own_state(ws), 0, ws);
+}
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, const inputs& x, input dout,
+                                  state_type& ds) const -> gradients_with_inputs {
+  gradients_with_inputs d = make_gradients(q, k, v, x);
+  workspace_type ws = make_workspace();
+  vjp_causal(s0, q, k, v, x, dout, ds, d.dq, d.dk, d.dv, d.views(), ws);
+  return d;
+}
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::vjp_causal(input q, input k, input v, const inputs& x, input dout) const
+    -> gradients_with_inputs {
+  gradients_with_inputs d = make_gradients(q, k, v, x);
+  workspace_type ws = make_workspace();
+  vjp_causal(q, k, v, x, dout, d.dq, d.dk, d.dv, d.views(), ws);
+  return d;
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, input dout, state_type& ds,
+                                  output dq, output dk, output dv, workspace_type& ws, parameter_gradient* dmap) const {
+  vjp_causal(s0, q, k, v, no_inputs(), dout, ds, dq, dk, dv, {}, ws, dmap);
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::vjp_causal(input q, input k, input v, input dout, output dq, output dk, output dv,
+                                  workspace_type& ws, parameter_gradient* dmap) const {
+  vjp_causal(q, k, v, no_inputs(), dout, dq, dk, dv, {}, ws, dmap);
+}
+
+LINATTN_MEMBER
+gradients<Scalar> LINATTN_OPERATOR::vjp(input q, input k, input v, input dout) const {
+  gradients<Scalar> d = make_gradients(q, k, v);
+  workspace_type ws = make_workspace();
+  vjp(q, k, v, dout, d.dq, d.dk, d.dv, ws);
+  return d;
+}
+
+LINATTN_MEMBER
+gradients<Scalar> LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, input dout,
+                                               state_type& ds) const {
+  return vjp_causal(s0, q, k, v, no_inputs(), dout, ds);
+}
+
+LINATTN_MEMBER
+gradients<Scalar> LINATTN_OPERATOR::vjp_causal(input q, input k, input v, input dout) const {
+  return vjp_causal(q, k, v, no_inputs(), dout);
+}
+
+LINATTN_NAMESPACE_END
