@@ -92,11 +92,6 @@ struct head_rows {
 /// Tokens after which a decode step clears: often enough that only decays below 1/3 leave subnormal numbers in between.
 inline constexpr Eigen::Index steps_to_clear = 16;
 
-/// Entries below this, 2^-100, are cleared where a rule decays: their sums never matter beside a value of normal size,
-/// and left alone they would end as subnormal numbers, which are slow to compute with, for ever.
-template <class T>
-inline constexpr T silence = T(0x1p-100);
-
 /// One micro-block against `rows` rows of `Packets` packets of value columns. q (B R, rows), k (B, rows) have rows
 /// feature_stride apart; v (B, Packets), out (B R, Packets) and S (rows, Packets) row_stride. Outputs are set, or added
 /// to where `adds`; entries of S below `silence` are cleared where `clears`. Pointers move with the row of S: addresses
