@@ -487,6 +487,10 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
   const auto count = Eigen::Index(states.size());
   LINATTN_ASSERT(q.rows() == count && k.rows() == count && v.rows() == count && out.rows() == count &&
                  "linattn::step: q, k, v and out must have one row for each state");
+  for_each_input(views_of(x), [&](const char*, [[maybe_unused]] const input& view, Eigen::Index, const char*) {
+    LINATTN_ASSERT(view.rows() == count &&
+                   "linattn::step: an input of the update rule must have one row for each state");
+  });
   LINATTN_ASSERT(!detail::overlap(out, q) && !detail::overlap(out, k) && !detail::overlap(out, v) &&
                  "linattn::step: the output overlaps an input");
   const auto token_of = [](const input& view, Eigen::Index b) { return token(view.row(b), view.cols()); };
