@@ -307,7 +307,7 @@ class linear_attention {
   views views_of(const Inputs& x) const noexcept;
   template <class F>
   void for_each_input(const views& x, const F& f) const;
-  void require_rule_inputs(const char* function, const views& x, Eigen::Index tokens) const;
+  void require_rule_inputs(const char* function, const views& x, Eigen::Index tokens, output out = {}) const;
   void require_state(const char* function, const state_type& s) const;
   void require_workspace(const char* function, workspace_type& ws) const;
   void require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws, bool causal) const;
