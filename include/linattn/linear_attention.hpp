@@ -120,6 +120,9 @@ class linear_attention {
   using output = matrix_view<Scalar>;
   using token = vector_view<const Scalar>;
   static constexpr rule_traits rule = detail::rule_with<FeatureMap, UpdateRule::traits>;
+  static_assert(rule.is_served(),
+                "linattn: no engine for these traits: a rule that corrects, or decays per head, keeps no z; one that "
+                "corrects reads after it writes; decays of the operator are one per head");
   using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
                                    detail::is_differentiable<FeatureMap, accumulator_type>, rule>;
