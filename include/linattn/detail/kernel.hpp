@@ -55,9 +55,10 @@ inline constexpr Eigen::Index most_tokens = 32;
 /// columns (the transposed state of a gradient).
 enum class decay_axis { none, token, row, column };
 
-/// What a kernel does. `once`: a decay belongs to the block's first token, and the others have none.
-/// `reads_first`: a token is read before it is written, and its output begins as bonus_i v_i. `readers`: rows that read
-/// each token. Without `keeps` the state stays as it was, and only what is read knows what was written.
+/// What a kernel does. `once`: it writes what a rule that corrects has solved for; a decay belongs to the block's first
+/// token, and the others have none. `reads_first`: a token is read before it is written, and its output begins as
+/// bonus_i v_i. `readers`: rows that read each token. Without `keeps` the state stays as it was, and only what is read
+/// knows what was written.
 struct kernel_form {
   bool reads = false;
   bool writes = false;
@@ -152,7 +153,7 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
       }
       if constexpr (Form.reads && !Form.reads_first) read(i);
     });
-    if constexpr (Form.decay != decay_axis::none && Form.keeps) {
+    if constexpr ((Form.decay != decay_axis::none || Form.once) && Form.keeps) {
       if (clears) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = zero_below(row[p], silence<T>); });
     }
     if constexpr (Form.writes && Form.keeps) {
