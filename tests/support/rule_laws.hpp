@@ -723,6 +723,48 @@ TEST_P(RuleLaws, SilenceEndsInZeros) {
   }
 }
 
+// A rule that corrects erases what stands under a key that comes with nothing: an echo canceller before a silent
+// microphone.
+TEST_P(RuleLaws, WhatIsErasedEndsInZeros) {
+  if (adds()) return;
+  const Index count = 2'000, segment = 50;
+  const rule_shape shape = GetParam().of({{segment, 3, 5, 2}}).front();
+  tokens x(kind(), shape, 26, {.gates = {"zero", {0}}});
+  x.k.setZero();
+  x.v.setZero();
+  x.beta.setConstant(scalar(0.25));
+  x.a.setZero();
+  x.b.setZero();
+  for (Index h = 0; h < shape.heads; ++h) {
+    const Index first = h * shape.features;  // of the head's features, under which the rows of S are to vanish
+    if (rule().corrects) x.k.col(first).setOnes();
+    if (rule().transforms) {
+      x.a.col(first).setOnes();
+      x.b.col(first).setConstant(scalar(-0.25));
+    }
+  }
+  const initial_state initial = support::rule_initial_state<scalar>(shape, 26);
+  const auto stepped = make(x, &initial), called = make(x, &initial), absorbed = make(x, &initial);
+  matrix out = empty_out(x);
+  for (Index n = 0; n < count; n += segment) {
+    for (Index t = 0; t < segment; ++t) {
+      stepped->fold(views(x).rows(t, 1), out.middleRows(t, 1));
+      ASSERT_FALSE(is_subnormal(*stepped)) << "step " << n + t;
+    }
+    called->forward_causal(views(x), out);
+    absorbed->absorb(views(x));
+    ASSERT_FALSE(is_subnormal(*called)) << "forward_causal " << n;
+    ASSERT_FALSE(is_subnormal(*absorbed)) << "absorb " << n;
+  }
+  for (Index h = 0; h < shape.heads; ++h) {
+    for (machine* const m : {stepped.get(), called.get(), absorbed.get()}) {
+      EXPECT_TRUE(support::all_zero(m->s(h).topRows(1)));
+      EXPECT_TRUE(support::same_bits(m->s(h).bottomRows(shape.features - 1),
+                                     initial[std::size_t(h)].bottomRows(shape.features - 1)));
+    }
+  }
+}
+
 TEST_P(RuleLaws, SilenceInOneCallEndsInZeros) {
   if (rule().decay == decays::none) return;
   const rule_shape shape = GetParam().of({{100'000, 3, 5, 1}}).front();
