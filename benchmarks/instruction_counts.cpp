@@ -4,7 +4,12 @@
 // Prints the compiler and Eigen, which decide the counts, then a line for each case, in the order they are counted.
 #include <linattn/linattn.hpp>
 
+#include <linattn/update_rules/delta.hpp>
+#include <linattn/update_rules/gated.hpp>
+
 #include <cstdio>
+#include <span>
+#include <vector>
 
 using namespace linattn;
 using Eigen::Index;
@@ -50,6 +55,38 @@ struct bench {
         ws(a.make_workspace()) {}
 };
 
+/// With what a rule takes beside q, k and v, and a state for each token where they belong to as many sequences.
+template <class Operator>
+struct rule_bench : bench<Operator> {
+  using T = typename Operator::scalar;
+
+  row_matrix<T> log_decay;  // (N, H), or (N, H D) per feature
+  row_matrix<T> beta;       // (N, H)
+  std::vector<typename Operator::state_type> states;
+
+  rule_bench(const Operator& a, Index n)
+      : bench<Operator>(a, n),
+        log_decay(row_matrix<T>::Random(n, a.heads() * decays(a)).cwiseAbs() * T(-0.05)),
+        beta(row_matrix<T>::Random(n, a.heads()).cwiseAbs()),
+        states(std::size_t(n), a.make_state()) {}
+
+  static Index decays(const Operator& a) {
+    return Operator::rule.decay == decay_kind::per_feature ? a.features() : Index(1);
+  }
+  typename Operator::inputs inputs() const {
+    typename Operator::inputs x;
+    if constexpr (requires { x.log_decay; }) x.log_decay = log_decay;
+    if constexpr (requires { x.beta; }) x.beta = beta;
+    return x;
+  }
+  typename Operator::token_inputs inputs(Index t) const {
+    typename Operator::token_inputs x;
+    if constexpr (requires { x.log_decay; }) x.log_decay = log_decay.row(t);
+    if constexpr (requires { x.beta; }) x.beta = beta.row(t);
+    return x;
+  }
+};
+
 namespace form {  // the verbs as values
 
 constexpr auto forward = [](auto& b) { b.attention.forward(b.q, b.k, b.v, b.out, b.ws); };
@@ -63,12 +100,25 @@ constexpr auto step = [](auto& b) {
   }
 };
 
+constexpr auto rule_forward_causal = [](auto& b) {
+  b.attention.forward_causal(b.state, b.q, b.k, b.v, b.inputs(), b.out, b.ws);
+};
+constexpr auto rule_step = [](auto& b) {
+  for (Index t = 0; t < b.q.rows(); ++t) {
+    auto out = b.out.row(t);
+    b.attention.step(b.state, b.q.row(t), b.k.row(t), b.v.row(t), b.inputs(t), out, b.ws);
+  }
+};
+constexpr auto rule_step_of_states = [](auto& b) {
+  b.attention.step(std::span(b.states), b.q, b.k, b.v, b.inputs(), b.out, b.ws);
+};
+
 }  // namespace form
 
 /// Counts one call, after one that does what only a first call does.
-template <class Operator, class Call>
+template <template <class> class Bench = bench, class Operator, class Call>
 void count(const char* name, const Operator& attention, Index n, Call call) {
-  bench<Operator> b(attention, n);
+  Bench<Operator> b(attention, n);
   call(b);
   count_begin();
   call(b);
@@ -91,6 +141,18 @@ template <Index D, Index H>
 void count_fixed_causal(Index n) {
   count("forward_causal<elu_plus_one, float, fixed>", linear_attention<elu_plus_one, additive, float, D, D, H>(), n,
         form::forward_causal);
+}
+
+template <class Rule>
+void count_rule(const char* causal, const char* step, const char* step_of_states, Index n) {
+  for (const Index d : {64, 128}) {
+    for (const Index h : {1, 8}) {
+      const linear_attention<identity, Rule> attention({.head_dim = d, .heads = h});
+      count<rule_bench>(causal, attention, n, form::rule_forward_causal);
+      count<rule_bench>(step, attention, n, form::rule_step);
+      if (d == 64) count<rule_bench>(step_of_states, attention, n, form::rule_step_of_states);
+    }
+  }
 }
 
 }  // namespace
@@ -136,4 +198,8 @@ int main() {
     count("read<elu_plus_one, float>", attention, n, form::read);
   }
   count("forward<identity, float>", sized<identity>(64, 64, 1), n, form::forward);
+
+  count_rule<gated<>>("forward_causal<gated, float>", "step<gated, float>", "step of states<gated, float>", n);
+  count_rule<gated_delta<>>("forward_causal<gated_delta, float>", "step<gated_delta, float>",
+                            "step of states<gated_delta, float>", n);
 }

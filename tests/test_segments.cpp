@@ -193,6 +193,22 @@ TYPED_TEST(Segments, ErrorsOfAChainStaySmall) {
   EXPECT_TRUE(support::close(s.kv(0), truth[0], roundings<scalar>));
 }
 
+// As absorbing does, merging leaves no subnormal number in a state that decays.
+TYPED_TEST(Segments, MergingSilenceEndsInZeros) {
+  if constexpr (TestFixture::rule::traits.decay != decay_kind::none) {
+    using T = typename TestFixture::T;
+    // e^-88 is a normal number in float, 1e-3 times that is not.
+    typename TestFixture::tokens x(TestFixture::kind, {1, 5, 4, 2}, 9, {.gates = {"minus_88", {-88}}});
+    x.pad(0);
+    x.log_decay.setConstant(T(-88));
+    const typename TestFixture::attention attn({.head_dim = 5, .value_dim = 4, .heads = 2});
+    auto s = attn.make_state();
+    for (Index h = 0; h < 2; ++h) s.kv(h).setConstant(T(1e-3));
+    s.merge(TestFixture::segment_of(attn, x));
+    for (Index h = 0; h < 2; ++h) EXPECT_TRUE(support::all_zero(s.kv(h)));
+  }
+}
+
 TYPED_TEST(Segments, AbsorbWithoutAllocating) {
   LINATTN_NEEDS_ALLOCATION_COUNT();
   using scalar = typename TypeParam::scalar;

@@ -123,6 +123,9 @@ class linear_attention {
   using output = matrix_view<Scalar>;
   using token = vector_view<const Scalar>;
   static constexpr rule_traits rule = detail::rule_with<FeatureMap, UpdateRule::traits>;
+  static_assert(rule.is_served(),
+                "linattn: no engine for these traits: a rule that corrects, or decays per head, keeps no z; one that "
+                "corrects reads after it writes; decays of the operator are one per head");
   using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
                                    detail::is_differentiable<FeatureMap, accumulator_type>, rule>;
@@ -310,7 +313,7 @@ class linear_attention {
   views views_of(const Inputs& x) const noexcept;
   template <class F>
   void for_each_input(const views& x, const F& f) const;
-  void require_rule_inputs(const char* function, const views& x, Eigen::Index tokens) const;
+  void require_rule_inputs(const char* function, const views& x, Eigen::Index tokens, output out = {}) const;
   void require_state(const char* function, const state_type& s) const;
   void require_workspace(const char* function, workspace_type& ws) const;
   void require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws, bool causal) const;

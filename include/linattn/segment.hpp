@@ -12,6 +12,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 LINATTN_NAMESPACE_BEGIN
@@ -186,7 +187,7 @@ void state<Rule, T, Features, ValueDim, Heads>::merge(const segment<Rule, T, Fea
   }
   for (Eigen::Index h = 0; h < heads(); ++h) {
     const row_matrix<T> product = later.transition(h) * kv(h);  // (C, M)
-    kv(h) = product + later.kv(h);
+    kv(h) = (product + later.kv(h)).unaryExpr([](T x) { return std::abs(x) < detail::silence<T> ? T(0) : x; });
     if constexpr (Rule.decay != decay_kind::none) {
       Eigen::Map<row_vector<T>>(head_data(h) + m_layout.log_decay_offset(), m_layout.decays()) += later.log_decay(h);
     }

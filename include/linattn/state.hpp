@@ -112,10 +112,10 @@ class state {
   ///     S = exp(G_later) S + S_later,   z = exp(G_later) z + z_later,   G = G + G_later
   ///
   /// with G the total log-decay (0 without decay), and scales brought to the larger one where the map writes log phi;
-  /// equal to absorbing both parts in turn, to rounding; both states from one operator, and for maps that know
-  /// positions `later` made with make_state(first_position() + tokens()). May be *this, which appends a copy. Rules
-  /// that correct have no merge of states: what a later part takes back depends on what came before it. Throws
-  /// std::invalid_argument if the sizes differ. H (C M + C) flops.
+  /// equal to absorbing both parts in turn, to rounding, silent entries cleared as there; both states from one
+  /// operator, and for maps that know positions `later` made with make_state(first_position() + tokens()). May be
+  /// *this, which appends a copy. Rules that correct have no merge of states: what a later part takes back depends on
+  /// what came before it. Throws std::invalid_argument if the sizes differ. H (C M + C) flops.
   void merge(const state& later) {
     static_assert(
         Rule.corrects == correction::none,
@@ -159,6 +159,7 @@ class state {
   }
   void append_head(T* head, const T* later) {
     const Eigen::Index decays = m_layout.log_decay_offset(), scales = m_layout.log_scale_offset();
+    constexpr bool decays_away = Rule.decay != decay_kind::none || Rule.log_scaled;
     for (Eigen::Index c = 0; c < features(); ++c) {
       T log_factor(0), addend(1);
       if constexpr (Rule.decay != decay_kind::none) log_factor = later[decays + (m_layout.decays() == 1 ? 0 : c)];
@@ -170,7 +171,10 @@ class state {
         head[scales + c] = scale;
       }
       const T factor = log_factor == T(0) ? T(1) : std::exp(log_factor);
-      const auto append = [&](Eigen::Index i) { head[i] = factor * head[i] + addend * later[i]; };
+      const auto append = [&](Eigen::Index i) {
+        head[i] = factor * head[i] + addend * later[i];
+        if (decays_away && std::abs(head[i]) < detail::silence<T>) head[i] = T(0);
+      };
       for (Eigen::Index m = 0; m < value_dim(); ++m) append(c * m_layout.row_stride() + m);
       if constexpr (Rule.normalizes) append(m_layout.z_offset() + c);
     }

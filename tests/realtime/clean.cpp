@@ -4,11 +4,14 @@
 
 #include <linattn/feature_maps/positive_random.hpp>
 #include <linattn/feature_maps/random_fourier.hpp>
+#include <linattn/update_rules/delta.hpp>
+#include <linattn/update_rules/gated.hpp>
 
 #include <cstdio>
 #include <memory>
 #include <span>
 #include <stdexcept>
+#include <type_traits>
 
 namespace {
 
@@ -67,6 +70,56 @@ void run_map(const Map& map = Map()) {
   run(attention<Map, T>(sizes, map));
 }
 
+/// The verbs of a rule with the inputs that it takes.
+template <class Operator, class T>
+void callback_with_rule(const Operator& attn, typename Operator::state_type& s, typename Operator::workspace_type& ws,
+                        buffers<T>& x, const typename Operator::inputs& gates, const typename Operator::inputs& gates_1,
+                        const typename Operator::token_inputs& gates_t) noexcept LINATTN_NONBLOCKING {
+  attn.forward_causal(s, x.q, x.k, x.v, gates, x.out, ws);
+  attn.forward_causal(x.q, x.k, x.v, gates, x.out, ws);
+  attn.absorb(s, x.k, x.v, gates, ws);
+  attn.read(s, x.q, x.out, ws);
+  attn.step(s, x.q.row(0), x.k.row(0), x.v.row(0), gates_t, x.out.row(0), ws);
+  attn.step(std::span(&s, 1), x.q.topRows(1), x.k.topRows(1), x.v.topRows(1), gates_1, x.out.topRows(1), ws);
+  if constexpr (Operator::rule.corrects == linattn::correction::none) s.merge(s);
+  if constexpr (Operator::rule.decay != linattn::decay_kind::none) s.kv(0)(0, 0) += s.log_decay(0)[0];
+  s.reset();
+}
+
+template <class Rule>
+void run_rule() {
+  using linattn::matrix_view;
+  using linattn::vector_view;
+  const linattn::linear_attention<linattn::identity, Rule> attn({.head_dim = 5, .value_dim = 19, .heads = 2});
+  const Index tokens = 70, D = 5, M = 19, H = 2;
+  buffers<float> x{row_matrix<float>::Random(tokens, H * D),
+                   row_matrix<float>::Random(tokens, H * D),
+                   row_matrix<float>::Random(tokens, H * M),
+                   row_matrix<float>(tokens, H * M),
+                   {}};
+  // One row of gates for all tokens.
+  const bool per_feature = Rule::traits.decay == linattn::decay_kind::per_feature;
+  const row_matrix<float> log_decay = row_matrix<float>::Constant(1, per_feature ? H * D : H, -0.1F);
+  const row_matrix<float> beta = row_matrix<float>::Constant(1, H, 0.5F);
+  const auto gates_of = [&]<class Inputs>(Inputs gates, const auto& as) {
+    if constexpr (requires { gates.log_decay; }) gates.log_decay = as(log_decay);
+    if constexpr (requires { gates.beta; }) gates.beta = as(beta);
+    return gates;
+  };
+  using attention = std::remove_const_t<decltype(attn)>;
+  const auto rows_of = [&](Index n) {
+    return gates_of(typename attention::inputs(), [n](const row_matrix<float>& one) {
+      return matrix_view<const float>(one.data(), n, one.cols(), 0);
+    });
+  };
+  const auto token = gates_of(typename attention::token_inputs(), [](const row_matrix<float>& one) {
+    return vector_view<const float>(one.data(), one.cols());
+  });
+  auto s = attn.make_state();
+  auto ws = attn.make_workspace();
+  callback_with_rule(attn, s, ws, x, rows_of(tokens), rows_of(1), token);
+}
+
 /// A refusal outside of real time is an ordinary exception, and leaves no real-time context behind.
 bool refusal_can_be_caught() {
   const attention<linattn::elu_plus_one> attn(sizes);
@@ -96,6 +149,9 @@ int main() {
   run(linattn::linear_attention<linattn::exponential, linattn::additive, double, 7, 3, 1>());
   // Beyond 128 KiB, where Eigen's scratch would move from stack to heap.
   run(attention<linattn::elu_plus_one>({.head_dim = 256, .heads = 2}));
+  run_rule<linattn::gated<>>();
+  run_rule<linattn::delta>();
+  run_rule<linattn::gated_delta<linattn::decay_kind::per_feature>>();
   if (!refusal_can_be_caught()) return 1;
   std::puts("real time throughout");
 }

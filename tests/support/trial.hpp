@@ -16,6 +16,7 @@
 #include "support/inputs.hpp"
 #include "support/oracle.hpp"
 #include "support/oracle_for.hpp"
+#include "support/sanitizer.hpp"
 
 #include <gtest/gtest.h>
 #include <Eigen/Core>
@@ -157,13 +158,6 @@ struct subject_names {
 
 /// Sanitizers take the compiler half a minute an operator: they see these two of the four, and between the maps both
 /// scalars, dynamic and fixed sizes.
-#if defined(__SANITIZE_ADDRESS__)
-#define LINATTN_UNDER_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define LINATTN_UNDER_SANITIZER 1
-#endif
-#endif
 #if defined(LINATTN_UNDER_SANITIZER)
 template <class A, class B, class...>
 using subjects = testing::Types<A, B>;

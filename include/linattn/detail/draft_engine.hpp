@@ -278,7 +278,7 @@ struct draft_engine {
               head_rows<T> x{nullptr, writing + n * B * stride + c, values + n * B * row_stride + m, nullptr};
               if constexpr (decays) x.decay = carry + n * stride + c;
               call_micro_block<B, packets, form, T>(x, S + c * row_stride + m, stride, row_stride, rows, false,
-                                                    n + 1 == blocks);
+                                                    (decays || corrects) && n + 1 == blocks);
             }
           }
         });

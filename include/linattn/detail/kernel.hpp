@@ -51,8 +51,9 @@ inline constexpr Eigen::Index most_tokens = 32;
 /// columns (the transposed state of a gradient).
 enum class decay_axis { none, token, row, column };
 
-/// What a kernel does. `once`: a decay belongs to the block's first token, and the others have none.
-/// `reads_first`: a token is read before it is written, and its output begins as bonus_i v_i.
+/// What a kernel does. `once`: it writes what a rule that corrects has solved for; a decay belongs to the block's first
+/// token, and the others have none. `reads_first`: a token is read before it is written, and its output begins as
+/// bonus_i v_i.
 struct kernel_form {
   bool reads = false;
   bool writes = false;
@@ -83,11 +84,6 @@ struct head_rows {
 
 /// Tokens after which a decode step clears: often enough that only decays below 1/3 leave subnormal numbers in between.
 inline constexpr Eigen::Index steps_to_clear = 16;
-
-/// Entries below this, 2^-100, are cleared where a rule decays: their sums never matter beside a value of normal size,
-/// and left alone they would end as subnormal numbers, which are slow to compute with, for ever.
-template <class T>
-inline constexpr T silence = T(0x1p-100);
 
 /// One micro-block against `rows` rows of `Packets` packets of value columns. q, k (B, rows) have rows feature_stride
 /// apart; v, out (B, Packets) and S (rows, Packets) row_stride. Outputs are set, or added to where `adds`; entries of S
@@ -140,7 +136,7 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
       }
       if constexpr (Form.reads && !Form.reads_first) read(i);
     });
-    if constexpr (Form.decay != decay_axis::none) {
+    if constexpr (Form.decay != decay_axis::none || Form.once) {
       if (clears) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = zero_below(row[p], silence<T>); });
     }
     if constexpr (Form.writes) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(S + p * P::size); });

@@ -49,6 +49,12 @@ constexpr Eigen::Index padded(Eigen::Index n) noexcept {
 template <class T>
 inline constexpr Eigen::Index line = Eigen::Index(slab_alignment / sizeof(T));
 
+/// Entries below this, 2^-100, are cleared where a rule decays, or erases as the delta rules do: their sums never
+/// matter beside a value of normal size, and left alone they would end as subnormal numbers, which are slow to compute
+/// with, for ever.
+template <class T>
+inline constexpr T silence = T(0x1p-100);
+
 template <class T>
 struct slab_allocator {
   using value_type = T;

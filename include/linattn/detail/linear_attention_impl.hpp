@@ -213,12 +213,14 @@ void LINATTN_OPERATOR::for_each_input(const views& x, const F& f) const {
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::require_rule_inputs(const char* function, const views& x, Eigen::Index tokens) const {
+void LINATTN_OPERATOR::require_rule_inputs(const char* function, const views& x, Eigen::Index tokens,
+                                           [[maybe_unused]] output out) const {
   for_each_input(x, [&](const char* name, input view, Eigen::Index columns, const char* columns_name) {
     if (view.data() == nullptr && tokens > 0) {
       detail::refuse(function, "the update rule's input ", name, " is not given");
     }
     require(function, name, view.rows(), view.cols(), tokens, value_heads(), columns, columns_name);
+    LINATTN_ASSERT(!detail::overlap(out, view) && "linattn: the output overlaps an input of the update rule");
   });
 }
 
@@ -279,7 +281,7 @@ void LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, 
                                       workspace_type& ws) const {
   const views gates = views_of(x);
   require_bulk("forward_causal", q, k, v, out, ws, true);
-  require_rule_inputs("forward_causal", gates, q.rows());
+  require_rule_inputs("forward_causal", gates, q.rows(), out);
   require_state("forward_causal", s);
   engine().template pass<detail::causal_block, detail::reads_and_writes>(
       q.rows(), access::data(s), q, k, v, gates, out, s.first_position() + s.tokens(), access::slab(ws).data());
@@ -291,7 +293,7 @@ void LINATTN_OPERATOR::forward_causal(input q, input k, input v, const inputs& x
                                       workspace_type& ws) const {
   const views gates = views_of(x);
   require_bulk("forward_causal", q, k, v, out, ws, true);
-  require_rule_inputs("forward_causal", gates, q.rows());
+  require_rule_inputs("forward_causal", gates, q.rows(), out);
   engine().template pass<detail::causal_block, detail::reads_and_writes>(q.rows(), own_state(ws), q, k, v, gates, out,
                                                                          0, access::slab(ws).data());
 }
@@ -448,6 +450,8 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, cons
                             [[maybe_unused]] Eigen::Index columns, const char*) {
     LINATTN_ASSERT(view.cols() == value_heads() * columns &&
                    "linattn::step: an input of the update rule is missing or of another size");
+    LINATTN_ASSERT(!detail::overlap(detail::as_row(out_t), view) &&
+                   "linattn::step: out_t overlaps an input of the update rule");
   });
   LINATTN_ASSERT(q_t.size() == heads() * head_dim() && "linattn::step: q_t must have heads * head_dim elements");
   LINATTN_ASSERT(k_t.size() == key_heads() * head_dim() && "linattn::step: k_t must have heads * head_dim elements");
@@ -487,6 +491,10 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
   const auto count = Eigen::Index(states.size());
   LINATTN_ASSERT(q.rows() == count && k.rows() == count && v.rows() == count && out.rows() == count &&
                  "linattn::step: q, k, v and out must have one row for each state");
+  for_each_input(views_of(x), [&](const char*, [[maybe_unused]] const input& view, Eigen::Index, const char*) {
+    LINATTN_ASSERT(view.rows() == count &&
+                   "linattn::step: an input of the update rule must have one row for each state");
+  });
   LINATTN_ASSERT(!detail::overlap(out, q) && !detail::overlap(out, k) && !detail::overlap(out, v) &&
                  "linattn::step: the output overlaps an input");
   const auto token_of = [](const input& view, Eigen::Index b) { return token(view.row(b), view.cols()); };

@@ -14,8 +14,9 @@ LINATTN_NAMESPACE_BEGIN
 ///
 /// Inputs: beta (N, H). Cost: 6 C M flops a token and head. Not normalised: no z is kept.
 /// Numerics: micro-blocks of a few tokens share one reading of the state and solve for their corrections by
-/// substitution. No merge: see make_segment. Sources: Schlag et al., Linear Transformers Are Secretly Fast Weight
-/// Programmers, 2021; Yang et al., Parallelizing Linear Transformers with the Delta Rule, 2024.
+/// substitution. What is erased over and over ends in exact zeros: below 2^-100 it is cleared, as in `decay`. No merge:
+/// see make_segment. Sources: Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, 2021; Yang et
+/// al., Parallelizing Linear Transformers with the Delta Rule, 2024.
 struct delta {
   static constexpr rule_traits traits{.corrects = correction::delta};
   template <class View>

@@ -85,3 +85,55 @@ mutation(second_sweep_begins_with_the_first_ones_state detail/gradient.hpp Gradi
 mutation(query_gradient_not_divided detail/gradient.hpp GradientsAreThoseOfTheOutput
   "(difference * P(factor.power) * P(factor.inverse)).store(dphi + c);"
   "difference.store(dphi + c);")
+
+mutation(decay_dropped detail/kernel.hpp DecaysAndBonusAreThoseOfTheRecurrence
+  "row[p] = fma(factor[i][Form.decay == decay_axis::column ? Eigen::Index(p) : 0], row[p], key * value[i][p]);"
+  "row[p] = row[p] + key * value[i][p];")
+
+mutation(reads_after_it_writes_all_the_same detail/kernel.hpp DecaysAndBonusAreThoseOfTheRecurrence
+  "if constexpr (Form.reads && !Form.reads_first) read(i);"
+  "if constexpr (Form.reads) read(i);")
+
+mutation(silence_kept detail/kernel.hpp SilenceEndsInZeros
+  "if (clears) unroll<Packets>("
+  "if (clears && rows < 0) unroll<Packets>(")
+
+mutation(bonus_of_the_first_head detail/engine.hpp DecaysAndBonusAreThoseOfTheRecurrence
+  "bonus.row(first + r) + head * features;"
+  "bonus.row(first + r);")
+
+mutation(total_log_decay_without_the_last_token detail/packing.hpp StateCarriesItsTotalLogDecay
+  "for (Eigen::Index r = 0; r < rows; ++r) sum = sum + load_up_to("
+  "for (Eigen::Index r = 0; r + 1 < rows; ++r) sum = sum + load_up_to(")
+
+mutation(padding_tokens_forget_features detail/packing.hpp DecaysAndBonusAreThoseOfTheRecurrence
+  "std::fill(decay + rows * stride, decay + round_up(rows, block) * stride, T(1));"
+  "std::fill(decay + rows * stride, decay + round_up(rows, block) * stride, T(0));")
+
+mutation(padding_tokens_forget_heads detail/packing.hpp CorrectionsAreThoseOfTheRecurrence
+  "std::fill(decay + rows, decay + round_up(rows, block), T(1));"
+  "std::fill(decay + rows, decay + round_up(rows, block), T(0));")
+
+mutation(second_tile_decays_as_the_first detail/packing.hpp CorrectionsAreThoseOfTheRecurrence
+  "x.log_decay(first + r, head);"
+  "x.log_decay(r, head);")
+
+mutation(beta_of_the_first_head detail/packing.hpp CorrectionsAreThoseOfTheRecurrence
+  "to[r] = x(first + r, head);"
+  "to[r] = x(first + r, 0);")
+
+mutation(what_a_block_writes_does_not_decay detail/correction.hpp CorrectionsAreThoseOfTheRecurrence
+  "const P row = Rule.decay == decay_kind::none ? writing[w][j] : writing[w][j] * rest;"
+  "const P row = writing[w][j];")
+
+mutation(no_substitution_in_a_block detail/correction.hpp CorrectionsAreThoseOfTheRecurrence
+  "to[p] = fma(by, written[w][j][p], to[p]);"
+  "to[p] = fma(by, P::zero(), to[p]);")
+
+mutation(corrected_rows_do_not_see_themselves detail/correction.hpp CorrectionsAreThoseOfTheRecurrence
+  "if constexpr (number<decltype(r)> == 0 ? Writes && j < i : j <= i) {"
+  "if constexpr (number<decltype(r)> == 0 ? Writes && j < i : j < i) {")
+
+mutation(state_not_decayed_by_a_block detail/correction.hpp CorrectionsAreThoseOfTheRecurrence
+  "rest.store(y.carry + c);"
+  "P(T(1)).store(y.carry + c);")

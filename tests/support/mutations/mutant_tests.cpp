@@ -1,12 +1,17 @@
-// What the mutations of list.cmake break, one named test for each. Compiled once per mutation, so there is one operator
-// type and everything is small: 38 tokens are a pass of 32 and one of 6, with a whole and a partial micro-block; D = 5
-// and M = 6 are a whole packet of four and a partial one; two heads.
+// What the mutations of list.cmake break, one named test for each. Compiled once per mutation, so there are three
+// operator types and everything is small: 38 tokens are a pass of 32 and one of 6, with a whole and a partial
+// micro-block; D = 5 and M = 6 are a whole packet of four and a partial one; two heads.
 #include <linattn/feature_maps/elu_plus_one.hpp>
+#include <linattn/feature_maps/identity.hpp>
 #include <linattn/linear_attention.hpp>
+#include <linattn/update_rules/delta.hpp>
+#include <linattn/update_rules/gated.hpp>
 
 #include "support/compare.hpp"
 #include "support/inputs.hpp"
 #include "support/oracle.hpp"
+#include "support/rule_inputs.hpp"
+#include "support/rule_oracle.hpp"
 #include "support/sentinel.hpp"
 
 #include <gtest/gtest.h>
@@ -165,6 +170,69 @@ TEST_F(Mutant, MergeAppends) {
   attn.absorb(later, k.bottomRows(N - 10), v.bottomRows(N - 10));
   first.merge(later);
   for (Index h = 0; h < H; ++h) EXPECT_TRUE(support::close(first.kv(h), whole.kv(h), rounding));
+}
+
+// ---- update rules ---------------------------------------------------------------------------------------------------
+
+/// 37 tokens: blocks of two, which correct, have a partial one, too.
+constexpr support::rule_shape rule_size = {N - 1, D, M, H};
+using rule_tokens = support::rule_tokens<float>;
+
+/// Decays per feature, and reads before it writes.
+struct MutantOfGated : Mutant {
+  using rule = linattn::gated_bonus;
+  const linattn::linear_attention<linattn::identity, rule> gated{
+      linattn::options{.head_dim = D, .value_dim = M, .heads = H}};
+  rule_tokens x{support::rule_kind::gated_bonus, rule_size, 7};
+
+  auto inputs() const {
+    return decltype(gated)::inputs{.log_decay = x.log_decay,
+                                   .bonus = linattn::matrix_view<const float>(x.bonus.data(), N - 1, H * D, 0)};
+  }
+};
+
+/// Corrects, with a decay per head.
+struct MutantOfDelta : Mutant {
+  const linattn::linear_attention<linattn::identity, linattn::gated_delta<>> corrected{
+      linattn::options{.head_dim = D, .value_dim = M, .heads = H}};
+  rule_tokens x{support::rule_kind::gated_delta_per_head, rule_size, 8};
+};
+
+template <class State>
+void expect_state(const State& s, const support::rule_result& truth) {
+  for (Index h = 0; h < H; ++h) EXPECT_TRUE(support::close(s.kv(h), truth.state[std::size_t(h)], rounding));
+}
+
+TEST_F(MutantOfGated, DecaysAndBonusAreThoseOfTheRecurrence) {
+  const auto truth = support::rule_oracle(x.kind, x.wide());
+  auto s = gated.make_state();
+  EXPECT_TRUE(support::close(gated.forward_causal(s, x.q, x.k, x.v, inputs()), truth.out, rounding));
+  expect_state(s, truth);
+}
+
+TEST_F(MutantOfGated, SilenceEndsInZeros) {
+  auto s = gated.make_state();
+  gated.absorb(s, x.k, x.v, inputs());
+  x.k.setZero();
+  x.log_decay.setConstant(-2);  // of 37 tokens: 2^-107
+  gated.absorb(s, x.k, x.v, inputs());
+  for (Index h = 0; h < H; ++h) EXPECT_TRUE(support::all_zero(s.kv(h)));
+}
+
+TEST_F(MutantOfGated, StateCarriesItsTotalLogDecay) {
+  auto s = gated.make_state();
+  gated.absorb(s, x.k, x.v, inputs());
+  for (Index h = 0; h < H; ++h) {
+    EXPECT_TRUE(support::close(s.log_decay(h), x.log_decay.middleCols(h * D, D).colwise().sum(), rounding));
+  }
+}
+
+TEST_F(MutantOfDelta, CorrectionsAreThoseOfTheRecurrence) {
+  const auto truth = support::rule_oracle(x.kind, x.wide());
+  auto s = corrected.make_state();
+  EXPECT_TRUE(support::close(corrected.forward_causal(s, x.q, x.k, x.v, {.log_decay = x.log_decay, .beta = x.beta}),
+                             truth.out, rounding));
+  expect_state(s, truth);
 }
 
 }  // namespace

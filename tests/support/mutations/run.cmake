@@ -57,9 +57,9 @@ if(NAME STREQUAL "none")
     message(FATAL_ERROR "the tests fail without any mutation")
   endif()
 else()
-  execute_process(COMMAND ${program} --gtest_filter=Mutant.${test} RESULT_VARIABLE status OUTPUT_VARIABLE output
+  execute_process(COMMAND ${program} --gtest_filter=Mutant*.${test} RESULT_VARIABLE status OUTPUT_VARIABLE output
                   ERROR_VARIABLE output TIMEOUT 60)
-  if(NOT status EQUAL 1 OR NOT output MATCHES "\\[  FAILED  \\] Mutant\\.${test}\n")
+  if(NOT status EQUAL 1 OR NOT output MATCHES "\\[  FAILED  \\] Mutant[A-Za-z]*\\.${test}\n")
     message(FATAL_ERROR "mutation '${NAME}' survives Mutant.${test} (exit status ${status}):\n${output}")
   endif()
   message("mutation '${NAME}' makes Mutant.${test} fail")
