@@ -79,10 +79,11 @@ struct rule_gradients : gradients<Scalar> {
 /// return.
 ///
 /// Laws, to rounding where not said otherwise; each is a property test:
-///   1. step = absorb of one row, then read of one row.
+///   1. step = absorb of one row, then read of one row; for gated_bonus read, the bonus, then absorb.
 ///   2. forward_causal = step over the rows; any split of a sequence into calls gives the same.
-///   3. forward = absorb everything, then read everything; the order of the keys does not matter.
-///   4. absorb(A), absorb(B) = absorb(A stacked on B) = a.merge(b).
+///   3. forward = absorb everything, then read everything; the order of the keys does not matter. Rules for which it
+///   does have no `forward`.
+///   4. absorb(A), absorb(B) = absorb(A stacked on B) = a.merge(b), b a segment where the rule corrects.
 ///   5. The same shapes and splits give the same bits; internal block sizes move rounding only.
 ///   6. Row i of a causal output depends on rows j <= i, bitwise: what follows, NaN or infinite, leaves it alone.
 ///   7. normalised, denominator none and not 0, positive map: V = 1 gives 1, causal row 0 is v_0, outputs lie within
@@ -91,8 +92,8 @@ struct rule_gradients : gradients<Scalar> {
 ///   10. <dout, J d> = <vjp(dout), d> for every direction d of every input, initial state and parameter; the gradients
 ///   of a causal sequence are the same however it is split.
 ///   11. Every path equals the O(N^2) reference (N <= 4096, N(0, 1), elementwise positive maps): relative RMS <= 1e-13
-///   in double, <= 1e-6 in float from D = 16 on; up to 2e-6 below that, and for positive_random up to 2.2e-6. (9,
-///   masks, is to come.)
+///   in double, <= 1e-6 in float from D = 16 on; up to 2e-6 below that, for positive_random, and for the rules with
+///   decay and delta (against their token loop, |k| = 1, beta in [0, 1]). (9, masks, is to come.)
 ///
 /// Errors: wrong types are one-sentence static_asserts. Options and shapes of bulk calls throw std::invalid_argument
 /// with the function's name and both sizes, before anything is written (printed, then abort, without exceptions).

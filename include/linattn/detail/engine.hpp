@@ -113,12 +113,19 @@ struct engine {
                                 const rule_views<T>& gates, const matrix_view<T>& out, Eigen::Index position,
                                 T* scratch, const matrix_view<T>& denominators_out, const Heads& heads) const {
     constexpr Eigen::Index block = block_of<rule, Form, B>;
-    // Writing alone has no denominators, whatever the operator's choice.
-    if (rule.normalizes && Form.reads && (normalizes || denominators_out.rows() > 0)) {
-      pass_rows<block, Form, rule.normalizes && Form.reads>(tokens, state, q, k, v, gates, out, position, scratch,
-                                                            denominators_out, heads);
+    // Writing alone has no denominators, whatever the operator's choice. Shared heads compute them always: one pass
+    // less for the compiler.
+    constexpr bool has_denominators = rule.normalizes && Form.reads;
+    const auto rows = [&](auto with_denominators) {
+      pass_rows<block, Form, decltype(with_denominators)::value>(tokens, state, q, k, v, gates, out, position, scratch,
+                                                                 denominators_out, heads);
+    };
+    if constexpr (!has_denominators || !std::is_same_v<Heads, equal_heads>) {
+      rows(std::bool_constant<has_denominators>());
+    } else if (normalizes || denominators_out.rows() > 0) {
+      rows(std::true_type());
     } else {
-      pass_rows<block, Form, false>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out, heads);
+      rows(std::false_type());
     }
   }
 
