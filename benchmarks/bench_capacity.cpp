@@ -15,6 +15,9 @@
 //   bench_capacity --json   one line a map and P
 #include "common.hpp"
 
+#include <linattn/detail/guarded_tile.hpp>
+#include <linattn/detail/map_under_test.hpp>
+
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -58,11 +61,24 @@ retrieval judge(const row_matrix<float>& out, const row_matrix<float>& v) {
 
 // ---- rules and maps -------------------------------------------------------------------------------------------------
 
-/// Another update rule is another overload of this, which writes all pairs into the state, and a call in main.
+/// Another update rule is another overload of this, which writes all pairs into the state, and a line in main.
 template <class Operator>
 void write_pairs(additive, const Operator& attention, typename Operator::state_type& s, const pairs& p,
                  typename Operator::workspace_type& ws) {
   attention.absorb(s, p.k, p.v, ws);
+}
+
+/// beta_i = 1 / |phi(k_i)|^2: what the state holds under a key becomes its value exactly, until other keys come.
+template <class Operator>
+void write_pairs(delta, const Operator& attention, typename Operator::state_type& s, const pairs& p,
+                 typename Operator::workspace_type& ws) {
+  detail::guarded_tile<float> k(p.k.rows(), dim), phi(p.k.rows(), attention.features());
+  k.view() = p.k;
+  tile<float> features = phi.view();
+  const auto described = detail::describe_map<float>(attention.feature_map(), dim, attention.features());
+  described.forms.back().original(std::as_const(k).view(), features, tile_position{});  // of an asymmetric map the keys
+  const row_matrix<float> beta = features.rowwise().squaredNorm().cwiseInverse();       // (P, 1)
+  attention.absorb(s, p.k, p.v, {.beta = beta}, ws);
 }
 
 template <class Rule, class Map>
@@ -80,47 +96,58 @@ struct candidate {
   std::function<retrieval(const pairs& p, int seed)> draw;
 };
 
-template <class Rule, class Map>
-candidate fixed(const char* name, const Map& map) {
-  return {name, map.dimension(dim), [map](const pairs& p, int) { return retrieve<Rule>(map, p); }};
-}
-
-/// make(seed) is the map.
-template <class Rule, class Make>
-candidate random(const char* name, Make make) {
-  return {name, make(1).dimension(dim),
-          [make](const pairs& p, int seed) { return retrieve<Rule>(make(std::uint64_t(seed)), p); }};
-}
-
+/// One rule with every map it goes with: rules that correct need features themselves, not logarithms. `hedgehog` is
+/// untrained; learned_linear would be generalized_relu then.
 template <class Rule>
-std::vector<candidate> candidates() {
-  constexpr Index features = 256;
-  constexpr random_feature_options orthogonal = {.rows = random_rows::orthogonal};
-  const auto drawn = [&]<class Map>(const char* name, std::type_identity<Map>) {
-    return random<Rule>(name, [=](std::uint64_t seed) { return Map(dim, features, seed, orthogonal); });
-  };
-  const pairs sample(512, 1);
-  const double a = gerf<float>::optimal(sample.k, sample.k);
-  return {
-      fixed<Rule>("identity", identity()),
-      fixed<Rule>("relu", relu()),
-      fixed<Rule>("squared_relu", squared_relu()),
-      fixed<Rule>("elu_plus_one", elu_plus_one()),
-      fixed<Rule>("exponential", exponential()),
-      fixed<Rule>("softmax_normalized", softmax_normalized()),
-      fixed<Rule>("cosformer", cosformer(1024)),
-      fixed<Rule>("dpfp<1>", dpfp<1>()),
-      fixed<Rule>("dpfp<3>", dpfp<3>()),
-      fixed<Rule>("taylor", taylor()),
-      drawn("random_fourier", std::type_identity<random_fourier<float>>()),
-      drawn("positive_random", std::type_identity<positive_random<float>>()),
-      drawn("hyperbolic", std::type_identity<hyperbolic<float>>()),
-      random<Rule>("gerf", [=](std::uint64_t seed) { return gerf<float>(dim, features, seed, a, orthogonal); }),
-      drawn("gaussian_fourier", std::type_identity<gaussian_fourier<float>>()),
-      drawn("rfa", std::type_identity<rfa<float>>()),
-      drawn("generalized_relu", std::type_identity<generalized_relu<float>>()),
-  };
-}
+class candidates {
+ public:
+  candidates() {
+    fixed("identity", identity());
+    fixed("relu", relu());
+    fixed("squared_relu", squared_relu());
+    fixed("elu_plus_one", elu_plus_one());
+    fixed("exponential", exponential());
+    fixed("softmax_normalized", softmax_normalized());
+    fixed("hedgehog", hedgehog<float>(dim));
+    fixed("cosformer", cosformer(1024));
+    fixed("dpfp<1>", dpfp<1>());
+    fixed("dpfp<3>", dpfp<3>());
+    fixed("taylor", taylor());
+    drawn<random_fourier<float>>("random_fourier");
+    drawn<positive_random<float>>("positive_random");
+    drawn<hyperbolic<float>>("hyperbolic");
+    const pairs sample(512, 1);
+    const double a = gerf<float>::optimal(sample.k, sample.k);
+    made("gerf", [a](std::uint64_t seed) { return gerf<float>(dim, random_features, seed, a, orthogonal); });
+    drawn<gaussian_fourier<float>>("gaussian_fourier");
+    drawn<rfa<float>>("rfa");
+    drawn<generalized_relu<float>>("generalized_relu");
+  }
+  const std::vector<candidate>& all() const { return m_all; }
+
+ private:
+  static constexpr Index random_features = 256;
+  static constexpr random_feature_options orthogonal = {.rows = random_rows::orthogonal};
+
+  template <class Make>
+  void made(const char* name, Make make) {
+    using map = decltype(make(1));
+    if constexpr (!detail::has_log_features<map> || std::is_same_v<Rule, additive>) {
+      m_all.push_back({name, make(1).dimension(dim),
+                       [make](const pairs& p, int seed) { return retrieve<Rule>(make(std::uint64_t(seed)), p); }});
+    }
+  }
+  template <class Map>
+  void fixed(const char* name, const Map& map) {
+    made(name, [map](std::uint64_t) { return map; });
+  }
+  template <class Map>
+  void drawn(const char* name) {
+    made(name, [](std::uint64_t seed) { return Map(dim, random_features, seed, orthogonal); });
+  }
+
+  std::vector<candidate> m_all;
+};
 
 // ---- the table ------------------------------------------------------------------------------------------------------
 
@@ -160,5 +187,6 @@ int main(int argc, char** argv) {
   const bool json = argc > 1 && std::strcmp(argv[1], "--json") == 0;
   print("softmax", {{"attention", 0, [](const pairs& p, int) { return judge(softmax_attention(p.k, p.k, p.v), p.v); }}},
         json);
-  print("additive", candidates<additive>(), json);
+  print("additive", candidates<additive>().all(), json);
+  print("delta", candidates<delta>().all(), json);
 }
