@@ -178,7 +178,7 @@ struct engine {
                      : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0, heads);
         }
         const auto S = state + h * layout.state.head_stride();
-        const bool clears = B > 1 || tokens > 1 || (position + first) % steps_to_clear == 0;
+        const bool clears = B > 1 || tokens > 1 || !rule.is_ordered() || (position + first) % steps_to_clear == 0;
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {
           attend_corrected<B, Form>(gates, first, rows, h, queries, outputs, scratch, S, clears, next, readers);

@@ -82,6 +82,10 @@ struct head_rows {
   bool clears = true;  // what has decayed into silence, with the last block
 };
 
+/// Whether a form can leave its state in silence: where nothing decays or is taken back, nothing vanishes.
+template <kernel_form Form>
+inline constexpr bool may_clear = Form.decay != decay_axis::none || Form.once;
+
 /// Tokens after which a decode step clears: often enough that only decays below 1/3 leave subnormal numbers in between.
 inline constexpr Eigen::Index steps_to_clear = 16;
 
@@ -136,7 +140,7 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
       }
       if constexpr (Form.reads && !Form.reads_first) read(i);
     });
-    if constexpr (Form.decay != decay_axis::none || Form.once) {
+    if constexpr (may_clear<Form>) {
       if (clears) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = zero_below(row[p], silence<T>); });
     }
     if constexpr (Form.writes) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(S + p * P::size); });
@@ -232,7 +236,7 @@ LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, con
             if constexpr (Form.decay == decay_axis::column) block.decay = x.decay + i * row_stride + m;
             if constexpr (Form.reads_first) block.bonus = x.bonus + i;
             const auto state = S + c * row_stride + m;
-            const bool clears = x.clears && i + B == blocks * B;
+            const bool clears = may_clear<Form> && x.clears && i + B == blocks * B;
             if constexpr (B == 1 && is_small<Layout>) {
               micro_block<B, packets, Form, T>(block, state, feature_stride, row_stride, rows, c > 0, clears);
             } else {
