@@ -217,6 +217,45 @@ TEST(DraftOfFixedSizes, NothingTouchesTheHeap) {
   EXPECT_TRUE(support::close(support::contents_of(s), support::contents_of(stepped), summation<float>));
 }
 
+/// Grouped queries, one query head for several states, and none; neighbours sharing, or heads in turn.
+template <class Map, class Rule>
+void expect_shared_heads_draft_as_they_step(bool normalize) {
+  struct counts {
+    Index queries, keys, states;
+  };
+  constexpr Index n = 5, d = 17, m = 9;
+  for (const counts& heads : {counts{6, 2, 2}, counts{2, 2, 6}, counts{4, 1, 2}, counts{3, 3, 3}}) {
+    for (const auto sharing : {linattn::head_sharing::interleaved, linattn::head_sharing::tiled}) {
+      const linattn::linear_attention<Map, Rule> attn({.head_dim = d,
+                                                       .value_dim = m,
+                                                       .heads = heads.queries,
+                                                       .key_heads = heads.keys,
+                                                       .value_heads = heads.states,
+                                                       .sharing = sharing,
+                                                       .normalize = normalize});
+      const support::rule_tokens<float> gates(support::rule_kind_of<Rule>(), {n, d, m, heads.states}, 1);
+      const auto q = support::normal_matrix<float>(n, heads.queries * d, 2);
+      const row_matrix<float> k = support::normal_matrix<float>(n, heads.keys * d, 3) / 4;
+      const auto x = support::inputs_of<decltype(attn)>(gates);
+      auto s = attn.make_state(), expected = attn.make_state();
+      for (auto* const each : {&s, &expected}) attn.absorb(*each, k, gates.v, x);
+      auto ws = attn.make_workspace();
+      auto draft = attn.make_draft();
+      row_matrix<float> out(n, attn.output_heads() * m);
+      attn.forward_causal(std::as_const(s), q, k, gates.v, x, out, draft, ws);
+      EXPECT_TRUE(support::close(out, attn.forward_causal(expected, q, k, gates.v, x), summation<float>));
+      attn.accept(s, draft, n, ws);
+      EXPECT_TRUE(support::close(support::contents_of(s), support::contents_of(expected), summation<float>));
+    }
+  }
+}
+
+TEST(DraftOfSharedHeads, IsWhatTheyStep) {
+  expect_shared_heads_draft_as_they_step<linattn::elu_plus_one, linattn::additive>(true);
+  expect_shared_heads_draft_as_they_step<identity, linattn::gated_bonus>(false);
+  expect_shared_heads_draft_as_they_step<identity, linattn::gated_delta<>>(false);
+}
+
 class DraftErrors : public testing::Test {
  public:
   using attention = linattn::linear_attention<linattn::elu_plus_one>;

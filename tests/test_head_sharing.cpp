@@ -360,17 +360,6 @@ TEST(HeadSharingShapes, AreRefusedBeforeAnythingIsWritten) {
 }
 
 // What is not built for shared heads says so.
-TEST(HeadSharingDrafts, AreRefused) {
-  const additive_attention attn({.head_dim = D, .value_dim = M, .heads = 4, .key_heads = 2});
-  const problem<float> p({4, 2, 2}, 3, 1);
-  const auto s = attn.make_state();
-  auto draft = attn.make_draft();
-  auto ws = attn.make_workspace();
-  row_matrix<float> out(3, 4 * M);
-  expect_refusal([&] { attn.forward_causal(s, p.q, p.k, p.v, out, draft, ws); },
-                 {"linattn::forward_causal: ", "heads is 4", "key_heads is 2", "drafts"});
-}
-
 TEST(HeadSharingGradients, AreRefused) {
   const additive_attention attn({.head_dim = D, .value_dim = M, .heads = 4, .key_heads = 2});
   const problem<float> p({4, 2, 2}, 3, 1);

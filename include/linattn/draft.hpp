@@ -43,7 +43,7 @@ class draft {
 
   draft() = default;
 
-  Eigen::Index heads() const noexcept { return m_layout.state.heads; }
+  Eigen::Index heads() const noexcept { return m_layout.state.heads; }  ///< of the state, where heads share states
   Eigen::Index features() const noexcept { return m_layout.state.features; }
   Eigen::Index value_dim() const noexcept { return m_layout.state.value_dim; }
 

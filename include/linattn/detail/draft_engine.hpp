@@ -50,10 +50,11 @@ struct draft_engine {
     for (Eigen::Index h = 0; h < layout().state.heads; ++h) {
       const T* const S = state + h * layout().state.head_stride();
       const draft_rows<T> y = rows_of(draft, to, h);
-      const tile_position where{position, h};
-      pack_tokens(tokens, k, v, gates, where, y, scratch);
+      pack_tokens(tokens, k, v, gates, h, position, y, scratch);
       if constexpr (corrects) correct(tokens, gates, h, S, y, scratch);
-      read(tokens, q, gates, where, S, y, out, scratch);
+      for (Eigen::Index r = 0; r < layout().heads.readers; ++r) {
+        read(tokens, q, gates, h, layout().heads.output_of(h, r), position, S, y, out, scratch);
+      }
     }
   }
 
@@ -82,16 +83,16 @@ struct draft_engine {
 
   /// What does not depend on the state: keys, values and decays.
   LINATTN_INLINE void pack_tokens(Eigen::Index tokens, const matrix_view<const T>& k, const matrix_view<const T>& v,
-                                  const rule_views<T>& gates, const tile_position& where, const draft_rows<T>& y,
-                                  T* scratch) const {
-    const Eigen::Index head = where.head;
+                                  const rule_views<T>& gates, Eigen::Index head, Eigen::Index position,
+                                  const draft_rows<T>& y, T* scratch) const {
+    const Eigen::Index key_head = layout().heads.key_of(head);
     const Eigen::Index head_dim = layout().head_dim;
     const Eigen::Index value_dim = layout().state.value_dim;
     const Eigen::Index features = layout().state.features;
     const Eigen::Index stride = layout().state.feature_stride();
     T* const keys = writes == 1 ? y.writing : scratch + layout().keys();
-    pack_features<role::key>(constants.map, layout(), k.row(0) + head * head_dim, k.row_stride(), tokens, 1, T(1),
-                             where, scratch + layout().tile(), keys);
+    pack_features<role::key>(constants.map, layout(), k.row(0) + key_head * head_dim, k.row_stride(), tokens, 1, T(1),
+                             tile_position{position, key_head}, scratch + layout().tile(), keys);
     if constexpr (writes == 2) {
       spread(gates.b, head * features, features, tokens, 0, y.writing, stride);
       for (Eigen::Index i = 0; i < tokens; ++i) {
@@ -188,10 +189,11 @@ struct draft_engine {
     }
   }
 
-  /// Outputs of the tokens.
+  /// Outputs of the tokens, of one head that reads the state.
   LINATTN_INLINE void read(Eigen::Index tokens, const matrix_view<const T>& q, const rule_views<T>& gates,
-                           const tile_position& where, const T* S, const draft_rows<T>& y, const matrix_view<T>& out,
-                           T* scratch) const {
+                           Eigen::Index head, Eigen::Index output, Eigen::Index position, const T* S,
+                           const draft_rows<T>& y, const matrix_view<T>& out, T* scratch) const {
+    const Eigen::Index query_head = layout().heads.query_of(output);
     const Eigen::Index head_dim = layout().head_dim;
     const Eigen::Index stride = layout().state.feature_stride();
     const Eigen::Index row_stride = layout().state.row_stride();
@@ -199,21 +201,22 @@ struct draft_engine {
     T* const outputs = scratch + layout().outputs();            // (T, M)
     T* const denominators = scratch + layout().denominators();  // (T)
     T coefficients[draft_tokens][pairs];
-    pack_features<role::query>(constants.map, layout(), q.row(0) + where.head * head_dim, q.row_stride(), tokens,
-                               half_block, constants.query_scale, where, scratch + layout().tile(), queries);
+    pack_features<role::query>(constants.map, layout(), q.row(0) + query_head * head_dim, q.row_stride(), tokens,
+                               half_block, constants.query_scale, tile_position{position, query_head},
+                               scratch + layout().tile(), queries);
     for (Eigen::Index i = 0; i < tokens; ++i) {
       T* const row = queries + i * stride;
       if constexpr (rule.reads_after_write) {
         meet(i + 1, y, row, coefficients[i]);
       } else {
-        coefficients[i][i] = own_bonus(gates.bonus, i, where.head, row, y.writing + i * stride);
+        coefficients[i][i] = own_bonus(gates.bonus, i, head, row, y.writing + i * stride);
         meet(i, y, row, coefficients[i]);
       }
     }
     read_state(tokens, queries, S, outputs);
     for (Eigen::Index i = 0; i < tokens; ++i) add_tokens(i + 1, y, coefficients[i], outputs + i * row_stride);
 
-    T* const to = out.row(0) + where.head * layout().state.value_dim;
+    T* const to = out.row(0) + output * layout().state.value_dim;
     if (rule.normalizes && constants.normalizes) {
       for (Eigen::Index i = 0; i < tokens; ++i) {
         denominators[i] = dot<T>(queries + i * stride, S + layout().state.z_offset(), stride);

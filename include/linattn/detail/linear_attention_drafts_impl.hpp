@@ -13,15 +13,12 @@ void LINATTN_OPERATOR::require_draft(const char* function, const draft_type& d) 
   static_assert(!rule.log_scaled,
                 "linattn: drafts are not built for feature maps that are kept as logarithms; take a copy of the state "
                 "and forward_causal it");
-  if (m_layout.heads.shares) {
-    detail::refuse(function, "heads is ", heads(), ", key_heads is ", key_heads(), " and value_heads is ",
-                   value_heads(),
-                   ": drafts of shared heads are not built yet; take a copy of the state and "
-                   "forward_causal it");
-  }
-  if (!access::is_empty(d) && d.heads() == heads() && d.features() == features() && d.value_dim() == value_dim())
+  if (!access::is_empty(d) && d.heads() == value_heads() && d.features() == features() &&
+      d.value_dim() == value_dim()) {
     return;
-  detail::refuse(function, "the draft is ", d, ", expected ", detail::state_sizes{heads(), features(), value_dim()},
+  }
+  detail::refuse(function, "the draft is ", d, ", expected ",
+                 detail::state_sizes{value_heads(), features(), value_dim()},
                  ": take it from this operator's make_draft()");
 }
 
@@ -39,8 +36,10 @@ void LINATTN_OPERATOR::forward_causal(const state_type& s, input q, input k, inp
   const Eigen::Index position = s.first_position() + s.tokens();
   const auto constants = engine();
   const draft_layout_type layout = draft_layout();
-  detail::draft_engine<FeatureMap, T, layout_type, draft_layout_type>{constants, layout}.forward(
-      q.rows(), access::data(s), q, k, v, gates, out, position, access::data(d), access::slab(ws).data());
+  if (q.rows() > 0) {
+    detail::draft_engine<FeatureMap, T, layout_type, draft_layout_type>{constants, layout}.forward(
+        q.rows(), access::data(s), q, k, v, gates, out, position, access::data(d), access::slab(ws).data());
+  }
   access::set_tokens(d, q.rows(), position);
 }
 
