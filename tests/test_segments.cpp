@@ -196,14 +196,14 @@ TYPED_TEST(Segments, ErrorsOfAChainStaySmall) {
 // As absorbing does, merging leaves no subnormal number in a state that decays.
 TYPED_TEST(Segments, MergingSilenceEndsInZeros) {
   if constexpr (TestFixture::rule::traits.decay != decay_kind::none) {
-    using T = typename TestFixture::T;
+    using scalar = typename TestFixture::T;
     // e^-88 is a normal number in float, 1e-3 times that is not.
     typename TestFixture::tokens x(TestFixture::kind, {1, 5, 4, 2}, 9, {.gates = {"minus_88", {-88}}});
     x.pad(0);
-    x.log_decay.setConstant(T(-88));
+    x.log_decay.setConstant(scalar(-88));
     const typename TestFixture::attention attn({.head_dim = 5, .value_dim = 4, .heads = 2});
     auto s = attn.make_state();
-    for (Index h = 0; h < 2; ++h) s.kv(h).setConstant(T(1e-3));
+    for (Index h = 0; h < 2; ++h) s.kv(h).setConstant(scalar(1e-3));
     s.merge(TestFixture::segment_of(attn, x));
     for (Index h = 0; h < 2; ++h) EXPECT_TRUE(support::all_zero(s.kv(h)));
   }
@@ -233,6 +233,25 @@ TEST(SegmentsOfFixedSizes, AreFreshAndInline) {
   const support::rule_segment truth = support::rule_segment_oracle(x.kind, x.wide());
   EXPECT_TRUE(support::close(s.transition(1), truth.a[1], roundings<float>));
   EXPECT_TRUE(support::close(s.kv(1), truth.x[1], roundings<float>));
+}
+
+TEST(SegmentsOfSharedHeads, AreOnesOfStates) {
+  using attention = linattn::linear_attention<identity, linattn::gated_delta<>>;
+  const attention attn({.head_dim = 17, .value_dim = 9, .heads = 2, .value_heads = 4});
+  const support::rule_tokens<float> x(support::rule_kind::gated_delta_per_head, {20, 17, 9, 4}, 10);
+  const row_matrix<float> k = x.k.leftCols(2 * 17);
+  auto s = attn.make_state(), whole = attn.make_state();
+  auto part = attn.make_segment();
+  const auto absorb = [&](auto& into, Index first, Index count) {
+    const auto rows = x.rows(first, count);
+    attn.absorb(into, k.middleRows(first, count), rows.v, {.log_decay = rows.log_decay, .beta = rows.beta});
+  };
+  absorb(whole, 0, 20);
+  absorb(s, 0, 7);
+  absorb(part, 7, 13);
+  s.merge(part);
+  EXPECT_EQ(part.heads(), 4);
+  EXPECT_TRUE(support::close(support::contents_of(s), support::contents_of(whole), roundings<float>));
 }
 
 class SegmentErrors : public testing::Test {
