@@ -58,15 +58,17 @@ struct draft_engine {
     }
   }
 
-  /// The first `tokens` tokens of a draft into the slab `state`.
-  void accept(Eigen::Index tokens, const T* from, T* state, T* scratch) const {
+  /// The first `tokens` tokens of a draft into the slab `state`, the first of them at `position`. What has decayed into
+  /// silence is cleared as often as steps do it.
+  void accept(Eigen::Index tokens, const T* from, T* state, Eigen::Index position, T* scratch) const {
+    const bool clears = (decays || corrects) && round_up(position, steps_to_clear) < position + tokens;
     for (Eigen::Index h = 0; h < layout().state.heads; ++h) {
       const draft_rows<const T> y = rows_of(draft, from, h);
       T* const S = state + h * layout().state.head_stride();
       if (writes * tokens <= half_block / 2) {
-        write<half_block / 2>(tokens, y, S, scratch);
+        write<half_block / 2>(tokens, y, S, clears, scratch);
       } else {
-        write<half_block>(tokens, y, S, scratch);
+        write<half_block>(tokens, y, S, clears, scratch);
       }
     }
   }
@@ -243,7 +245,7 @@ struct draft_engine {
   /// The first tokens of one head into its S and what lies behind it: in blocks of B pairs, each scaled to the end of
   /// its block and padded with zeros, the state's panels read and written once.
   template <Eigen::Index B>
-  LINATTN_INLINE void write(Eigen::Index tokens, const draft_rows<const T>& y, T* S, T* scratch) const {
+  LINATTN_INLINE void write(Eigen::Index tokens, const draft_rows<const T>& y, T* S, bool clears, T* scratch) const {
     constexpr kernel_form form{.writes = true, .decay = decays ? decay_axis::row : decay_axis::none, .once = true};
     constexpr Eigen::Index block = B / writes;  // tokens
     const auto& state = layout().state;
@@ -281,7 +283,7 @@ struct draft_engine {
               head_rows<T> x{nullptr, writing + n * B * stride + c, values + n * B * row_stride + m, nullptr};
               if constexpr (decays) x.decay = carry + n * stride + c;
               call_micro_block<B, packets, form, T>(x, S + c * row_stride + m, stride, row_stride, rows, false,
-                                                    (decays || corrects) && n + 1 == blocks);
+                                                    clears && n + 1 == blocks);
             }
           }
         });

@@ -64,7 +64,7 @@ void LINATTN_OPERATOR::accept(state_type& s, const draft_type& d, Eigen::Index j
   const draft_layout_type layout = draft_layout();
   if (j > 0) {
     detail::draft_engine<FeatureMap, T, layout_type, draft_layout_type>{constants, layout}.accept(
-        j, access::data(d), access::data(s), access::slab(ws).data());
+        j, access::data(d), access::data(s), d.position(), access::slab(ws).data());
   }
   access::add_tokens(s, j);
 }
