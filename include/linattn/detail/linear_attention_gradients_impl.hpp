@@ -1,9 +1,10 @@
 // Bodies of the gradient verbs of linear_attention.hpp: checks, then one call of a gradient engine.
 //
-// Included by linear_attention_impl.hpp, which defines the template heads.
-#pragma once
-
+// No `pragma once`: linear_attention_impl.hpp includes this where it has the template heads, and included by itself it
+// goes there first.
+#ifndef LINATTN_MEMBER
 #include <linattn/linear_attention.hpp>
+#else
 
 LINATTN_NAMESPACE_BEGIN
 
@@ -168,3 +169,5 @@ gradients<Scalar> LINATTN_OPERATOR::vjp_causal(input q, input k, input v, input 
 }
 
 LINATTN_NAMESPACE_END
+
+#endif
