@@ -6,7 +6,7 @@ namespace {
 template <class T, Eigen::Index... Sizes>
 using with = support::subject<linattn::identity, T, Sizes...>;
 
-using types = support::subjects<with<float>, with<double, 8, 17, 1>, with<double>, with<float, 9, 2, 3>>;
+using types = support::subjects<with<double>, with<float, 9, 2, 3>>;
 INSTANTIATE_TYPED_TEST_SUITE_P(identity, Laws, types, support::subject_names);
 
 }  // namespace
