@@ -217,7 +217,8 @@ class gradient_sweeps {
       const P after = before + term;
       const P share = after - before;  // of the term; what rounding took goes to `low`
       const P lost = (before - (after - share)) + (term - share);
-      const P rest = where_positive(decay, P::load(low) + lost) + (decay - decay);  // a decay of NaN shows
+      const P nothing = decay * P::zero();  // or NaN, which shows, where the decay is NaN
+      const P rest = where_positive(decay, P::load(low) + lost) + nothing;
       const P total = where_positive(decay, after);
       total.store(high);
       rest.store(low);
