@@ -101,9 +101,9 @@ class state {
     return {head_data(head) + m_layout.log_scale_offset(), features()};
   }
 
-  /// Back to a state just made, bit for bit, first_position() kept; no allocation.
+  /// Back to a state just made, bit for bit, first_position() kept; no allocation. An empty one stays empty.
   void reset() noexcept {
-    m_layout.clear(m_slab.data());
+    if (m_slab.size() != 0) m_layout.clear(m_slab.data());
     m_tokens = 0;
   }
 
