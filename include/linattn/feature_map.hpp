@@ -34,13 +34,12 @@ using accumulator_t =
 // ---------------------------------------------------------------------------------------------------------------------
 // A feature map phi: R^D -> R^C is any copyable, immutable type with
 //
-//   static constexpr Eigen::Index dimension(Eigen::Index head_dim)   C as a function of D. A plain const member will
-//   do;
-//                                                                    static constexpr makes a fixed-size operator's
-//                                                                    state size known at compile time.
-//   void forward(const_tile<T> x, tile<T> phi) const                 phi (R, C) from x (R, D), R >= 1 rows at once,
-//   each
-//                                                                    row from its own x alone. May be a template.
+//   static constexpr Eigen::Index dimension(Eigen::Index head_dim)   C as a function of D. A plain const member
+//                                                                    will do; static constexpr makes a fixed-size
+//                                                                    operator's state size known at compile time.
+//   void forward(const_tile<T> x, tile<T> phi) const                 phi (R, C) from x (R, D), R >= 1 rows at
+//                                                                    once, each row from its own x alone. May be
+//                                                                    a template.
 //
 // and, where it applies, any of
 //

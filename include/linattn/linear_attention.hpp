@@ -66,8 +66,7 @@ struct rule_gradients : gradients<Scalar> {
 /// FeatureMap  the policy phi (feature_map.hpp).   UpdateRule  how a token enters the state (update_rules/).
 /// Scalar      float or double: what q, k, v and outputs hold.
 /// HeadDim, ValueDim, Heads   compile-time D, M, H, or Eigen::Dynamic. With all of them known, and a map whose
-/// dimension
-///             is constexpr, state and workspace live inline and nothing ever touches the heap.
+///             dimension is constexpr, state and workspace live inline and nothing ever touches the heap.
 ///
 /// The operator is immutable: one per layer, shared by threads and sequences. A `state` belongs to one sequence, a
 /// `workspace` to one thread. Matrices are packed, one token per row, head h in columns h D ... (h + 1) D - 1. Where

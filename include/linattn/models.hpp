@@ -1,8 +1,9 @@
 // The models people run, by name: each the operator with the map, rule, scale and decays of its paper and public code.
 //
 //   const linattn::gated_delta_net<> attn({.head_dim = 128, .heads = 16});      // a linear_attention, with its verbs
-//   linattn::l2_normalize(q, 16, q);                                            // its recipe, below, in calls of
-//   gates.hpp linattn::l2_normalize(k, 16, k); linattn::gated_delta_net_gate(a, a_log, dt_bias, g);
+//   linattn::l2_normalize(q, 16, q);                                            // its recipe, in calls of gates.hpp
+//   linattn::l2_normalize(k, 16, k);
+//   linattn::gated_delta_net_gate(a, a_log, dt_bias, g);
 //   linattn::sigmoid_beta(b, beta);
 //   attn.forward_causal(s, q, k, v, {.log_decay = g, .beta = beta}, out, ws);
 //
@@ -187,8 +188,8 @@ class hgrn2 : public linear_attention<identity, gated<decay_kind::per_feature>, 
 /// not absorb and then read.
 ///
 ///     rwkv6_gate(w, g);                                                  // (N, H D)
-///     const matrix_view<const float> bonus(u.data(), N, H * D, 0);       // the layer's u (H D), one row for all
-///     tokens attn.forward_causal(s, r, k, v, {.log_decay = g, .bonus = bonus}, out, ws);
+///     const matrix_view<const float> bonus(u.data(), N, H * D, 0);       // the layer's u (H D), for all tokens
+///     attn.forward_causal(s, r, k, v, {.log_decay = g, .bonus = bonus}, out, ws);
 ///
 /// The layer ends in a group norm, which subtracts the mean, times SiLU of the gate.
 ///

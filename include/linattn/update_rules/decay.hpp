@@ -10,9 +10,14 @@ LINATTN_NAMESPACE_BEGIN
 
 /// S_i = exp(log_decay_h) S_(i-1) + phi(k_i) v_i^T,  out_i = phi(q_i) S_i,  one constant per head h.
 ///
-/// Made with its H log-decays, which belong to the operator: linear_attention<identity, decay> attn({.head_dim = 64,
-/// .heads = 8}, {}, decay(retention_log_decays(8))). The operator refuses another number of them than heads, and NaN.
-/// A decay of 0.97 in log space is -0.0305; the half-life of a token is log(2) / -log_decay tokens.
+/// Made with its H log-decays, which belong to the operator; those of RetNet, with gates.hpp:
+///
+///     std::vector<double> g(8);
+///     retention_log_decay(std::span(g));
+///     linear_attention<identity, decay> attn({.head_dim = 64, .heads = 8}, {}, decay(g));
+///
+/// The operator refuses another number of them than value heads, NaN and +infinity. A decay of 0.97 in log space is
+/// -0.0305; the half-life of a token is log(2) / -log_decay tokens.
 ///
 /// Inputs: none. Cost: 5 C M flops a token and head, one exp a head and token. Not normalised: no z is kept.
 /// Numerics: the state is bounded by max |phi(k) v| / (1 - exp(log_decay)), and what falls below 2^-100 is cleared
