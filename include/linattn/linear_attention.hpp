@@ -141,9 +141,10 @@ class linear_attention {
   using parameter_gradient = typename detail::gradient_of<FeatureMap>::type;
 
   /// Throws std::invalid_argument when a dynamic size is missing or below 1, a given size differs from the type's or
-  /// the map's, head counts are unequal, query_scale is not finite, epsilon is not positive and finite, or a
-  /// denominator policy meets a map with signed features and `normalize` is not given. With .normalize = false a policy
-  /// has no effect.
+  /// the map's, head counts do not divide as options.hpp says, query_scale is not finite, epsilon is not positive and
+  /// finite, a fixed decay has not one log-decay for each value head, `normalize` is asked of a rule that keeps no z,
+  /// or a denominator policy meets an operator that does not normalize by default and `normalize` is not given. With
+  /// .normalize = false a policy has no effect.
   explicit linear_attention(const options& o = {}, FeatureMap map = FeatureMap(), UpdateRule rule = UpdateRule());
 
   Eigen::Index head_dim() const noexcept { return m_layout.head_dim; }          ///< D

@@ -71,7 +71,7 @@ struct options {
   head_sharing sharing = head_sharing::interleaved;
   double query_scale = 1;  ///< multiplies q before the feature map
   std::optional<bool> normalize =
-      std::nullopt;  ///< divide by phi(q).z; default: yes, except for maps with signed features
+      std::nullopt;  ///< divide by phi(q).z; default: yes where the rule keeps z and the map's kernel is positive
   denominator_policy denominator = denominator_policy::none();  ///< of no effect unless normalized
 };
 
