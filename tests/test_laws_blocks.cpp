@@ -27,6 +27,7 @@ class Blocks {
     m_layout.state.features = linattn::detail::extent<Dynamic>(t.attn.features());
     m_layout.state.value_dim = linattn::detail::extent<Dynamic>(t.size.value_dim);
     m_layout.state.heads = linattn::detail::extent<Dynamic>(t.size.heads);
+    m_layout.heads = {t.size.heads, t.size.heads, t.size.heads, linattn::head_sharing::interleaved};
   }
 
   /// Causal with blocks of B tokens, its [out] and [S z] one below the other.

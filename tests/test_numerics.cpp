@@ -499,6 +499,32 @@ TEST(Exponential, LogitsFarBeyondTheRangeOfExp) {
   }
 }
 
+// Not normalised, what exp of a logit is multiplied by may bring it back into range.
+TEST(Exponential, LargeAndSmallLogitsNotNormalised) {
+  const linattn::linear_attention<linattn::exponential> attn({.head_dim = 1, .normalize = false});
+  for (const double x : {45.0, 50.0, -45.0, -50.0}) {
+    const double value = x > 0 ? 1e-10 : 1e10;  // e^100 = 2.7e43 and its inverse are beyond float
+    const row_matrix<float> qk = row_matrix<float>::Constant(1, 1, float(x));
+    const row_matrix<float> v = row_matrix<float>::Constant(1, 1, float(value)), one = row_matrix<float>::Ones(1, 1);
+    const double expected = double(v(0, 0)) * std::exp(2 * x);
+    auto s = attn.make_state();
+    attn.absorb(s, qk, v);
+    const double got[] = {attn.forward_causal(qk, qk, v)(0, 0), attn.read(s, qk)(0, 0), attn.forward(qk, qk, v)(0, 0),
+                          attn.vjp_causal(qk, qk, v, one).dq(0, 0), attn.vjp(qk, qk, v, one).dk(0, 0)};
+    for (const double y : got) EXPECT_NEAR(y / expected, 1, support::tolerance<float>::relative_rms) << "at " << x;
+  }
+}
+
+// Only what decays is cleared: values of any size are averaged.
+TEST(Exponential, TinyValuesAreKept) {
+  const Index n = 8;
+  const auto attn = with<linattn::exponential, float>::make(4, 4);
+  const row_matrix<float> qk = row_matrix<float>::Zero(n, 4), v = row_matrix<float>::Constant(n, 4, 1e-31F);
+  for (const auto& p : every_path(attn, qk, qk, v)) {
+    EXPECT_TRUE(support::close(p.out, v, support::tolerance<float>::relative_rms)) << p.name;
+  }
+}
+
 // A feature that is 0 for every key so far, and one that no query has.
 TEST(Exponential, FeaturesOfZero) {
   const Index n = 9;

@@ -184,7 +184,7 @@ struct engine {
           attend_corrected<B, Form>(gates, first, rows, h, queries, outputs, scratch, S, clears, next, readers);
         } else {
           head_rows<T> x{queries, keys, values, outputs};
-          x.clears = clears;
+          x.clears = clears && rule.decay != decay_kind::none;  // a running maximum alone takes nothing back
           if constexpr (Form.writes && rule.decay != decay_kind::none && !rule.log_scaled) {
             T* const decay = scratch + layout.decay();
             pack_decays<rule>(layout, gates, first, rows, h, B, decay, S + layout.state.log_decay_offset());
@@ -210,16 +210,18 @@ struct engine {
                   rule.log_scaled ? denominators[r] * std::exp(scales[r]) : denominators[r];
             }
           }
-          for (Eigen::Index i = 0; rule.log_scaled && i < rows * readers; ++i) {
-            denominators[i] = Normalizes && normalizes ? policy.at_scale(scales[i])(denominators[i])
-                                                       : std::max(std::exp(-scales[i]), std::numeric_limits<T>::min());
+          for (Eigen::Index i = 0; rule.log_scaled && Normalizes && normalizes && i < rows * readers; ++i) {
+            denominators[i] = policy.at_scale(scales[i])(denominators[i]);
           }
           for (Eigen::Index r = 0; r < readers; ++r) {
             const T* const from = outputs + r * layout.state.row_stride();
             T* const to = out.row(first) + output_of(r) * value_dim;
-            if constexpr (rule.log_scaled) {
-              unpack_outputs<true>(layout, from, denominators + r, denominator_policy(), to, out.row_stride(), rows,
-                                   readers);
+            constexpr denominator_policy as_they_are;
+            if (rule.log_scaled && Normalizes && normalizes) {
+              unpack_outputs<true>(layout, from, denominators + r, as_they_are, to, out.row_stride(), rows, readers);
+            } else if constexpr (rule.log_scaled) {
+              unpack_outputs<true, power_of_e>(layout, from, scales + r, as_they_are, to, out.row_stride(), rows,
+                                               readers);
             } else if (Normalizes && normalizes) {
               unpack_outputs<true>(layout, from, denominators + r, policy, to, out.row_stride(), rows, readers);
             } else {

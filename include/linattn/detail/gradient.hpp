@@ -324,16 +324,16 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
   /// dphi (rows, C) becomes dlog phi, and the features log phi again, as the map's vjp wants them. Queries of an
-  /// operator that does not normalise were divided by exp(scale).
+  /// operator that does not normalise were divided by exp(scale), which as two factors is in range.
   template <role Role, bool Backwards>
   void to_logarithms(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block,
                      const tile_position& where) const {
     T* const phi = Role == role::query ? m_queries : m_keys;
     for (Eigen::Index r = 0; r < rows; ++r) {
-      const P factor(Role == role::query && !m_normalizes ? std::exp(m_scales[r]) : T(1));
+      const P root(Role == role::query && !m_normalizes ? std::exp(m_scales[r] / 2) : T(1));
       for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
         T* const dphi = m_dphi + r * feature_stride() + c;
-        (P::load(phi + r * feature_stride() + c) * P::load(dphi) * factor).store(dphi);
+        (P::load(phi + r * feature_stride() + c) * P::load(dphi) * root * root).store(dphi);
       }
     }
     m_packing.template pack<Role, Backwards>(x, rows, block, where, phi);

@@ -7,6 +7,7 @@
 #include <linattn/matrix_view.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 LINATTN_NAMESPACE_BEGIN
@@ -230,9 +231,17 @@ struct reciprocal {
   }
 };
 
-/// out (rows, M) from outputs (rows, M), divided by denominators (rows) where Normalizes; of several readers, one of
-/// `readers` rows of a token. Only the rows' own elements are written.
-template <bool Normalizes, class T, class Layout, class Policy>
+/// e^x as two factors, which are in range where e^x is not: what is multiplied by it may still be.
+template <class T>
+struct power_of_e {
+  T power;
+  T inverse;
+  LINATTN_INLINE explicit power_of_e(T x) : power(std::exp(x / 2)), inverse(power) {}
+};
+
+/// out (rows, M) from outputs (rows, M), times the two Factors of the denominators (rows) where Normalizes; of several
+/// readers, one of `readers` rows of a token. Only the rows' own elements are written.
+template <bool Normalizes, template <class> class Factors = reciprocal, class T, class Layout, class Policy>
 LINATTN_INLINE void unpack_outputs(const Layout& layout, const T* outputs, const T* denominators, const Policy& policy,
                                    T* out, Eigen::Index out_stride, Eigen::Index rows, Eigen::Index readers = 1) {
   using P = packet<T>;
@@ -244,7 +253,7 @@ LINATTN_INLINE void unpack_outputs(const Layout& layout, const T* outputs, const
       if (whole < value_dim) f(P::load(outputs + whole)).store_partial(out + whole, value_dim - whole);
     };
     if constexpr (Normalizes) {
-      const reciprocal<T> factor(policy(denominators[r * readers]));
+      const Factors<T> factor(policy(denominators[r * readers]));
       const P power(factor.power);
       const P inverse(factor.inverse);
       write([&](const P& x) LINATTN_INLINE_LAMBDA { return x * power * inverse; });
