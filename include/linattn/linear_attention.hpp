@@ -201,7 +201,7 @@ class linear_attention {
   /// out (N, H M) = what the queries q (N, H D) see in the state: the queries' half of `forward`. For maps that know
   /// positions the rows stand where the last N absorbed keys do. 2 N C M flops a head, plus the map.
   /// denominators (N, H), optional: phi(s q).z before the denominator policy, the weight of evidence behind each
-  /// output.
+  /// output. Of maps that write log phi it may be 0 or infinite where the output is neither.
   void read(const state_type& s, input q, output out, workspace_type& ws) const;
   void read(const state_type& s, input q, output out, workspace_type& ws,
             matrix_view<accumulator_type> denominators) const;
