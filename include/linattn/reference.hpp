@@ -28,8 +28,8 @@ LINATTN_NAMESPACE_BEGIN
 //             double reference of that float input.
 // Numerics.   A row that sees no key, or whose denominator is 0, is exactly 0. Keys and values hidden by a mask take no
 //             part: they may hold NaN. A NaN in a query makes its own row NaN; one in a key or value, the rows that see
-//             it. Sums run over j in order, in the type of evaluation. Maps that write log phi are evaluated as phi, which
-//             may overflow where the operator does not: logits of more than 88 in float, 709 in double.
+//             it. Sums run over j in order, in the type of evaluation. Maps that write log phi are evaluated as phi,
+//             which may overflow where the operator does not: logits of more than 88 in float, 709 in double.
 // Cost.       O(H Nq Nk (D + M)) time, O(Nk) memory beside inputs, output and one head's converted rows. Allocates.
 // Errors.     std::invalid_argument naming both sizes, before anything is computed.
 

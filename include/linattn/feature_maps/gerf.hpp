@@ -30,8 +30,8 @@ LINATTN_NAMESPACE_BEGIN
 /// map, so the statistics have to be fixed before the first token. Not with regularised directions, which have no
 /// |w_c|^2 to weigh.
 ///
-/// Numerics: written as log phi, which the engine scales by the largest of each feature so far: normalised,
-/// nothing overflows or underflows while |x'|^2 fits. For a given input A < 0 bounds features over all directions. NaN is kept.
+/// Numerics: written as log phi, which the engine scales by the largest of each feature so far: normalised, nothing
+/// overflows or underflows while |x'|^2 fits. For a given input A < 0 bounds features over all directions. NaN is kept.
 ///
 /// Cost a token: 2 C D flops and C exponentials. What all random maps share: random_features.hpp.
 /// Source: Likhosherstov et al., Chefs' random tables, 2022; the scalar

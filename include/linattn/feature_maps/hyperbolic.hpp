@@ -19,8 +19,8 @@ LINATTN_NAMESPACE_BEGIN
 /// Use it in place of `positive_random`, at half the projection. Not where that fails, either: inputs of standard
 /// deviation 1 at D = 64.
 ///
-/// Numerics: written as log phi, which the engine scales by the largest of each feature so far: normalised,
-/// nothing overflows or underflows while |x'|^2 fits. The exponent's rounding is the feature's relative error. NaN is kept.
+/// Numerics: written as log phi, which the engine scales by the largest of each feature so far: normalised, nothing
+/// overflows or underflows while |x'|^2 fits. The exponent's rounding is the feature's relative error. NaN is kept.
 ///
 /// Cost a token: C D flops and C exponentials. What all random maps share: random_features.hpp.
 /// Source: Choromanski et al., Rethinking attention with Performers, 2021.

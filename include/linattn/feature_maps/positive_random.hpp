@@ -25,8 +25,8 @@ LINATTN_NAMESPACE_BEGIN
 /// softmax is to be matched: elu_plus_one costs C = D and no projection. `random_fourier` has less variance while |z|
 /// is small, but signed features.
 ///
-/// Numerics: written as log phi, which the engine scales by the largest of each feature so far: normalised,
-/// nothing overflows or underflows while |x'|^2 fits. The exponent's rounding is the feature's relative error. NaN is kept.
+/// Numerics: written as log phi, which the engine scales by the largest of each feature so far: normalised, nothing
+/// overflows or underflows while |x'|^2 fits. The exponent's rounding is the feature's relative error. NaN is kept.
 ///
 /// Cost a token: 2 C D flops and C exponentials. What all random maps share: random_features.hpp.
 /// Source: Choromanski et al., Rethinking attention with Performers, 2021.
