@@ -12,9 +12,9 @@ LINATTN_NAMESPACE_BEGIN
 ///
 /// Use it where a model is trained with it. `softmax_normalized` is the same with the queries' half made bounded.
 ///
-/// Numerics: written as log phi(x) = x, and the engine scales by the largest key so far, feature by feature: normalised,
-/// logits of any size will do while q + k fits. Gradients carry the rounding of the largest logit, an ulp of 100 being
-/// 8e-6 in float. NaN is kept.
+/// Numerics: written as log phi(x) = x, and the engine scales by the largest key so far, feature by feature: where the
+/// operator normalises, logits of any size will do while q + k fits. Gradients carry the rounding of the largest logit,
+/// an ulp of 100 being 8e-6 in float. NaN is kept.
 ///
 /// Cost a token: 2 D exponentials, and the kernel with decays, which has 5 C M flops where elu_plus_one has 4.
 /// Source: Shen et al., Efficient attention: attention with linear complexities, 2018 (its keys).
