@@ -158,6 +158,6 @@ TYPED_TEST(LawBlocks, LongSequencesGiveTheBitsOfTheirParts) {
   EXPECT_TRUE(support::same_bits(out, expected));
 }
 
-TYPED_TEST(LawBlocks, MoveRoundingOnlyInAMapOfTiles) { check<TypeParam, linattn::positive_random<TypeParam>>(); }
+TYPED_TEST(LawBlocks, MoveRoundingOnlyInAMapOfTiles) { check<TypeParam, linattn::random_fourier<TypeParam>>(); }
 
 }  // namespace

@@ -183,7 +183,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     const T* decay = this->template pack_decays<true>(t, B);
     if constexpr (rule.log_scaled) {
       decay = scale<true>(t.rows, B, m_queries, m_keys, R + m_layout.state.log_scale_offset());
-      exponentials(t.rows, m_keys);
+      scale_queries(t.rows, features(), feature_stride(), m_keys, m_scales);
     }
     attend_panels<B, with_decay(reads_and_writes, decay_axis::row), T>(
         m_layout.state, blocks, {m_keys, m_queries, m_douts, m_dvalues, decay}, R,
@@ -208,7 +208,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
                                          m_dphi + r * feature_stride());
       this->sum_decays(token, t.head);
     }
-    unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, t.rows);
+    unpack_values(dv, t.rows);
     m_packing.template unpack<role::key, true>(k, t.rows, where, m_keys, m_dphi, dk);
   }
 
@@ -282,7 +282,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
       for (Eigen::Index r = 0; r < t.rows; ++r) {
         add(R + m_layout.state.log_scale_offset(), m_keys + r * feature_stride());
       }
-      exponentials(t.rows, m_keys);
+      scale_queries(t.rows, features(), feature_stride(), m_keys, m_scales);
     }
     const Eigen::Index blocks = round_up(t.rows, B) / B;
     attend_panels<B, reads_only, T>(
@@ -295,9 +295,19 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
       add(R + m_layout.state.z_offset(), m_dphi + r * feature_stride());
     }
     if constexpr (rule.log_scaled) to_logarithms<role::key, false>(k, t.rows, B, where);
-    unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, m_policy, dv.first, dv.stride, t.rows);
+    unpack_values(dv, t.rows);
     m_packing.template unpack<role::key, false>(k, t.rows, where, m_keys, m_dphi,
                                                 rows_of<false>(m_a.dk, t, head_dim()));
+  }
+
+  /// dv (rows, M) to the caller, times exp(scale) where keys were divided by it.
+  void unpack_values(const tile_rows<T>& dv, Eigen::Index rows) const {
+    constexpr denominator_policy as_they_are;
+    if constexpr (rule.log_scaled) {
+      unpack_outputs<true, power_of_e>(m_layout, m_dvalues, m_scales, as_they_are, dv.first, dv.stride, rows);
+    } else {
+      unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, as_they_are, dv.first, dv.stride, rows);
+    }
   }
 
   // ---- log features -------------------------------------------------------------------------------------------------
@@ -312,25 +322,14 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     return m_decay;
   }
 
-  /// x (rows, C) = exp(x), the padding 0.
-  void exponentials(Eigen::Index rows, T* x) const {
-    for (Eigen::Index r = 0; r < rows; ++r) {
-      for_each_register<T>(features(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-        T* const at = x + r * feature_stride() + c;
-        const P value = exp(P::load(at));
-        (left < P::size ? value.first(left) : value).store(at);
-      });
-    }
-  }
-
-  /// dphi (rows, C) becomes dlog phi, and the features log phi again, as the map's vjp wants them. Queries of an
-  /// operator that does not normalise were divided by exp(scale), which as two factors is in range.
+  /// dphi (rows, C) becomes dlog phi, and the features log phi again, as the map's vjp wants them. Features were
+  /// divided by exp(scale), which as two factors is in range; for queries it cancels where the operator normalises.
   template <role Role, bool Backwards>
   void to_logarithms(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block,
                      const tile_position& where) const {
     T* const phi = Role == role::query ? m_queries : m_keys;
     for (Eigen::Index r = 0; r < rows; ++r) {
-      const P root(Role == role::query && !m_normalizes ? std::exp(m_scales[r] / 2) : T(1));
+      const P root(Role == role::key || !m_normalizes ? std::exp(m_scales[r] / 2) : T(1));
       for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
         T* const dphi = m_dphi + r * feature_stride() + c;
         (P::load(phi + r * feature_stride() + c) * P::load(dphi) * root * root).store(dphi);
@@ -415,7 +414,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
 
   denominator_policy m_policy;
   bool m_normalizes;
-  T* m_scales;  // (T), logarithms of the queries' scales
+  T* m_scales;  // (T), logarithms of what queries, or keys, are scaled by
 };
 
 }  // namespace detail
