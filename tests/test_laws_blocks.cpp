@@ -35,8 +35,8 @@ class Blocks {
   matrix causal() const {
     slab_type state(m_layout.state.size()), scratch(m_layout.size());
     matrix out = m_trial.empty_out(m_x.q.rows());
-    engine().template pass<B, linattn::detail::reads_and_writes>(m_x.q.rows(), state.data(), m_x.q, m_x.k, m_x.v, {},
-                                                                 out, 0, scratch.data());
+    engine().template pass<B, linattn::detail::reads_and_writes>(all_rows(m_x.q.rows(), out), state.data(),
+                                                                 scratch.data());
     return with_state(out, state);
   }
 
@@ -44,9 +44,9 @@ class Blocks {
   matrix noncausal() const {
     slab_type state(m_layout.state.size()), scratch(m_layout.size());
     matrix out = m_trial.empty_out(m_x.q.rows());
-    engine().template pass<Writing, linattn::detail::writes_only>(m_x.k.rows(), state.data(), {}, m_x.k, m_x.v, {}, {},
-                                                                  0, scratch.data());
-    engine().template pass<Reading, linattn::detail::reads_only>(m_x.q.rows(), state.data(), m_x.q, {}, {}, {}, out, 0,
+    engine().template pass<Writing, linattn::detail::writes_only>(all_rows(m_x.k.rows(), out), state.data(),
+                                                                  scratch.data());
+    engine().template pass<Reading, linattn::detail::reads_only>(all_rows(m_x.q.rows(), out), state.data(),
                                                                  scratch.data());
     return with_state(out, state);
   }
@@ -70,6 +70,15 @@ class Blocks {
   }
 
  private:
+  typename engine_type::rows_type all_rows(Index tokens, matrix& out) const {
+    typename engine_type::rows_type rows;
+    rows.tokens = tokens;
+    rows.q = {m_x.q, m_trial.size.head_dim};
+    rows.k = {m_x.k, m_trial.size.head_dim};
+    rows.v = {m_x.v, m_trial.size.value_dim};
+    rows.out = {out, m_trial.size.value_dim};
+    return rows;
+  }
   Index rows() const { return m_x.q.rows() + m_trial.size.heads * m_trial.attn.features(); }
   Index cols() const { return std::max(m_trial.out_cols(), m_trial.size.value_dim + 1); }
 

@@ -293,15 +293,15 @@ class linear_attention {
   using T = accumulator_type;
   using layout_type =
       detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, detail::is_differentiable<FeatureMap, T>, rule>;
-  using views = detail::rule_views<T>;
-  using gradient_arguments = detail::gradient_arguments<T, parameter_gradient>;
+  using rows_type = detail::sequence_rows<Scalar, T, rule>;
+  using gradient_arguments = detail::gradient_arguments<T, rule, parameter_gradient>;
   using access = detail::engine_access;
 
   using draft_layout_type = detail::draft_layout<T, Features, ValueDim, Heads, rule>;
 
   draft_layout_type draft_layout() const noexcept { return {m_layout.state}; }
   void require_draft(const char* function, const draft_type& d) const;
-  detail::engine<FeatureMap, T, layout_type> engine() const noexcept {
+  detail::engine<FeatureMap, Scalar, layout_type> engine() const noexcept {
     return {m_map, m_layout, m_query_scale, m_policy, m_normalizes};
   }
   void require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols, Eigen::Index want_rows,
@@ -311,13 +311,18 @@ class linear_attention {
   void require_read(const state_type& s, input q, output out, workspace_type& ws) const;
   static inputs no_inputs();
   template <class Inputs>
-  views views_of(const Inputs& x) const noexcept;
-  template <class F>
-  void for_each_input(const views& x, const F& f) const;
-  void require_rule_inputs(const char* function, const views& x, Eigen::Index tokens, output out = {}) const;
+  rows_type rows_of(Eigen::Index tokens, Eigen::Index position, input q, input k, input v, const Inputs& x,
+                    output out) const noexcept;
+  rows_type reading_rows(const state_type& s, input q, output out) const noexcept;
+  template <class U, class Inputs>
+  detail::rule_inputs<detail::token_rows<U>, rule> gates_of(const Inputs& x) const noexcept;
+  template <class Inputs, class F>
+  void for_each_input(const Inputs& x, const F& f) const;
+  void require_rule_inputs(const char* function, const inputs& x, Eigen::Index tokens, output out = {}) const;
   void require_state(const char* function, const state_type& s) const;
   void require_workspace(const char* function, workspace_type& ws) const;
-  void require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws, bool causal) const;
+  void require_gradient(const char* function, input q, input k, input v, const inputs& x, input dout, output dq,
+                        output dk, output dv, const input_gradients& dx, workspace_type& ws, bool causal) const;
   gradient_arguments gradient_arguments_of(input q, input k, input v, const inputs& x, input dout, output dq, output dk,
                                            output dv, const input_gradients& dx, parameter_gradient* dmap) const;
   gradients<Scalar> make_gradients(input q, input k, input v) const;

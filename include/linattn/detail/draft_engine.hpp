@@ -31,8 +31,9 @@ LINATTN_INLINE draft_rows<T> rows_of(const Layout& layout, T* slab, Eigen::Index
 }
 
 /// What drafting needs beside its arguments: the operator's constants.
-template <class Map, class T, class Layout, class DraftLayout>
+template <class Map, class S, class Layout, class DraftLayout>
 struct draft_engine {
+  using T = accumulator_t<S>;
   using P = packet<T>;
   static constexpr rule_traits rule = decltype(Layout::state)::rule;
   static constexpr Eigen::Index writes = rule.writes();
@@ -40,20 +41,21 @@ struct draft_engine {
   static constexpr bool decays = rule.decay != decay_kind::none;
   static constexpr bool corrects = rule.corrects != correction::none;
 
-  const engine<Map, T, Layout>& constants;
+  using rows_type = sequence_rows<S, T, rule>;
+  using gates_type = rule_inputs<token_rows<const S>, rule>;
+
+  const engine<Map, S, Layout>& constants;
   const DraftLayout& draft;
 
-  /// Outputs of `tokens` <= 16 tokens from the slab `state`, and what they would write to `to`.
-  void forward(Eigen::Index tokens, const T* state, const matrix_view<const T>& q, const matrix_view<const T>& k,
-               const matrix_view<const T>& v, const rule_views<T>& gates, const matrix_view<T>& out,
-               Eigen::Index position, T* to, T* scratch) const {
+  /// Outputs of <= 16 tokens from the slab `state`, and what they would write to `to`.
+  void forward(const rows_type& x, const T* state, T* to, T* scratch) const {
     for (Eigen::Index h = 0; h < layout().state.heads; ++h) {
-      const T* const S = state + h * layout().state.head_stride();
+      const T* const S_h = state + h * layout().state.head_stride();
       const draft_rows<T> y = rows_of(draft, to, h);
-      pack_tokens(tokens, k, v, gates, h, position, y, scratch);
-      if constexpr (corrects) correct(tokens, gates, h, S, y, scratch);
+      pack_tokens(x, h, y, scratch);
+      if constexpr (corrects) correct(x, h, S_h, y, scratch);
       for (Eigen::Index r = 0; r < layout().heads.readers; ++r) {
-        read(tokens, q, gates, h, layout().heads.output_of(h, r), position, S, y, out, scratch);
+        read(x, h, layout().heads.output_of(h, r), S_h, y, scratch);
       }
     }
   }
@@ -64,11 +66,11 @@ struct draft_engine {
     const bool clears = (decays || corrects) && round_up(position, steps_to_clear) < position + tokens;
     for (Eigen::Index h = 0; h < layout().state.heads; ++h) {
       const draft_rows<const T> y = rows_of(draft, from, h);
-      T* const S = state + h * layout().state.head_stride();
+      T* const S_h = state + h * layout().state.head_stride();
       if (writes * tokens <= half_block / 2) {
-        write<half_block / 2>(tokens, y, S, clears, scratch);
+        write<half_block / 2>(tokens, y, S_h, clears, scratch);
       } else {
-        write<half_block>(tokens, y, S, clears, scratch);
+        write<half_block>(tokens, y, S_h, clears, scratch);
       }
     }
   }
@@ -78,41 +80,43 @@ struct draft_engine {
 
   /// Pair p of token i stands in row writes i + p of `rows`, `stride` elements long: apart from x, whose rows are one
   /// a token.
-  LINATTN_INLINE static void spread(const matrix_view<const T>& x, Eigen::Index column, Eigen::Index n,
+  LINATTN_INLINE static void spread(const token_rows<const S>& x, Eigen::Index head, Eigen::Index n,
                                     Eigen::Index tokens, Eigen::Index pair, T* rows, Eigen::Index stride) {
-    pack_rows(x.row(0) + column, x.row_stride(), tokens, n, 1, rows + pair * stride, writes * stride);
+    pack_rows(x.at(0, head), x.row_stride, tokens, n, 1, rows + pair * stride, writes * stride);
   }
 
   /// What does not depend on the state: keys, values and decays.
-  LINATTN_INLINE void pack_tokens(Eigen::Index tokens, const matrix_view<const T>& k, const matrix_view<const T>& v,
-                                  const rule_views<T>& gates, Eigen::Index head, Eigen::Index position,
-                                  const draft_rows<T>& y, T* scratch) const {
+  LINATTN_INLINE void pack_tokens(const rows_type& x, Eigen::Index head, const draft_rows<T>& y, T* scratch) const {
+    const Eigen::Index tokens = x.tokens;
     const Eigen::Index key_head = layout().heads.key_of(head);
-    const Eigen::Index head_dim = layout().head_dim;
     const Eigen::Index value_dim = layout().state.value_dim;
     const Eigen::Index features = layout().state.features;
     const Eigen::Index stride = layout().state.feature_stride();
     T* const keys = writes == 1 ? y.writing : scratch + layout().keys();
-    pack_features<role::key>(constants.map, layout(), k.row(0) + key_head * head_dim, k.row_stride(), tokens, 1, T(1),
-                             tile_position{position, key_head}, scratch + layout().tile(), keys);
+    pack_features<role::key>(constants.map, layout(), x.k.at(0, key_head), x.k.row_stride, tokens, 1, T(1),
+                             tile_position{x.position, key_head}, scratch + layout().tile(), keys);
     if constexpr (writes == 2) {
-      spread(gates.b, head * features, features, tokens, 0, y.writing, stride);
+      spread(x.gates.b, head, features, tokens, 0, y.writing, stride);
       for (Eigen::Index i = 0; i < tokens; ++i) {
         std::copy_n(keys + i * stride, stride, y.writing + (2 * i + 1) * stride);
       }
     }
-    spread(v, head * value_dim, value_dim, tokens, writes - 1, y.values, layout().state.row_stride());
+    spread(x.v, head, value_dim, tokens, writes - 1, y.values, layout().state.row_stride());
 
     if constexpr (rule.decay == decay_kind::per_head) {
       for (Eigen::Index i = 0; i < tokens; ++i) {
-        y.log_decay[i] = rule.fixed_decay ? T(gates.fixed_log_decay[head]) : gates.log_decay(i, head);
+        if constexpr (rule.fixed_decay) {
+          y.log_decay[i] = T(x.gates.fixed_log_decay[head]);
+        } else {
+          y.log_decay[i] = T(*x.gates.log_decay.at(i, head));
+        }
       }
       std::fill(y.log_decay + tokens, y.log_decay + draft_tokens, T(0));
       for (Eigen::Index i = 0; i < draft_tokens; i += P::size) exp(P::load(y.log_decay + i)).store(y.decay + i);
     } else if constexpr (decays) {
-      const T* const from = gates.log_decay.row(0) + head * features;
-      pack_rows(from, gates.log_decay.row_stride(), tokens, features, 1, y.log_decay, stride);
-      transform_rows(from, gates.log_decay.row_stride(), tokens, features, y.decay, stride,
+      const S* const from = x.gates.log_decay.at(0, head);
+      pack_rows(from, x.gates.log_decay.row_stride, tokens, features, 1, y.log_decay, stride);
+      transform_rows(from, x.gates.log_decay.row_stride, tokens, features, y.decay, stride,
                      [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
     }
   }
@@ -152,15 +156,16 @@ struct draft_engine {
   }
 
   /// found (rows, M) = rows (rows, C) S, rows rounded up to whole blocks.
-  LINATTN_INLINE void read_state(Eigen::Index tokens, const T* rows, const T* S, T* found) const {
+  LINATTN_INLINE void read_state(Eigen::Index tokens, const T* rows, const T* S_h, T* found) const {
     const head_rows<T> x{rows, rows, found, found};
-    attend_panels<half_block, reads_only, T>(layout().state, round_up(tokens, half_block) / half_block, x, S,
+    attend_panels<half_block, reads_only, T>(layout().state, round_up(tokens, half_block) / half_block, x, S_h,
                                              rows_ahead());
   }
 
   /// u of the rules that correct, into its place among the values.
-  LINATTN_INLINE void correct(Eigen::Index tokens, const rule_views<T>& gates, Eigen::Index head, const T* S,
-                              const draft_rows<T>& y, T* scratch) const {
+  LINATTN_INLINE void correct(const rows_type& x, Eigen::Index head, const T* S_h, const draft_rows<T>& y,
+                              T* scratch) const {
+    const Eigen::Index tokens = x.tokens;
     const Eigen::Index features = layout().state.features;
     const Eigen::Index stride = layout().state.feature_stride();
     const Eigen::Index row_stride = layout().state.row_stride();
@@ -168,7 +173,7 @@ struct draft_engine {
     T* const found = scratch + layout().outputs();    // (T, M)
     T coefficients[draft_tokens][pairs];
     if constexpr (rule.corrects == correction::rank_one) {
-      pack_rows(gates.a.row(0) + head * features, gates.a.row_stride(), tokens, features, half_block, reading, stride);
+      pack_rows(x.gates.a.at(0, head), x.gates.a.row_stride, tokens, features, half_block, reading, stride);
     } else {
       std::copy_n(y.writing, tokens * stride, reading);
       std::fill(reading + tokens * stride, reading + round_up(tokens, half_block) * stride, T(0));
@@ -178,63 +183,63 @@ struct draft_engine {
       if constexpr (rule.corrects == correction::delta) decay_by(i, y, row);
       meet(i, y, row, coefficients[i]);
     }
-    read_state(tokens, reading, S, found);
+    read_state(tokens, reading, S_h, found);
     for (Eigen::Index i = 0; i < tokens; ++i) {
       T* const recalled = found + i * row_stride;
       T* const value = y.values + writes * i * row_stride;
       add_tokens(i, y, coefficients[i], recalled);
       for (Eigen::Index m = 0; m < row_stride; m += P::size) {
         P u = P::load(recalled + m);
-        if constexpr (rule.corrects == correction::delta) u = P(gates.beta(i, head)) * (P::load(value + m) - u);
+        if constexpr (rule.corrects == correction::delta)
+          u = P(T(*x.gates.beta.at(i, head))) * (P::load(value + m) - u);
         u.store(value + m);
       }
     }
   }
 
   /// Outputs of the tokens, of one head that reads the state.
-  LINATTN_INLINE void read(Eigen::Index tokens, const matrix_view<const T>& q, const rule_views<T>& gates,
-                           Eigen::Index head, Eigen::Index output, Eigen::Index position, const T* S,
-                           const draft_rows<T>& y, const matrix_view<T>& out, T* scratch) const {
+  LINATTN_INLINE void read(const rows_type& x, Eigen::Index head, Eigen::Index output, const T* S_h,
+                           const draft_rows<T>& y, T* scratch) const {
+    const Eigen::Index tokens = x.tokens;
     const Eigen::Index query_head = layout().heads.query_of(output);
-    const Eigen::Index head_dim = layout().head_dim;
     const Eigen::Index stride = layout().state.feature_stride();
     const Eigen::Index row_stride = layout().state.row_stride();
     T* const queries = scratch + layout().queries();            // (T, C)
     T* const outputs = scratch + layout().outputs();            // (T, M)
     T* const denominators = scratch + layout().denominators();  // (T)
     T coefficients[draft_tokens][pairs];
-    pack_features<role::query>(constants.map, layout(), q.row(0) + query_head * head_dim, q.row_stride(), tokens,
-                               half_block, constants.query_scale, tile_position{position, query_head},
-                               scratch + layout().tile(), queries);
+    pack_features<role::query>(constants.map, layout(), x.q.at(0, query_head), x.q.row_stride, tokens, half_block,
+                               constants.query_scale, tile_position{x.position, query_head}, scratch + layout().tile(),
+                               queries);
     for (Eigen::Index i = 0; i < tokens; ++i) {
       T* const row = queries + i * stride;
       if constexpr (rule.reads_after_write) {
         meet(i + 1, y, row, coefficients[i]);
       } else {
-        coefficients[i][i] = own_bonus(gates.bonus, i, head, row, y.writing + i * stride);
+        coefficients[i][i] = own_bonus(x.gates.bonus, i, head, row, y.writing + i * stride);
         meet(i, y, row, coefficients[i]);
       }
     }
-    read_state(tokens, queries, S, outputs);
+    read_state(tokens, queries, S_h, outputs);
     for (Eigen::Index i = 0; i < tokens; ++i) add_tokens(i + 1, y, coefficients[i], outputs + i * row_stride);
 
-    T* const to = out.row(0) + output * layout().state.value_dim;
+    S* const to = x.out.at(0, output);
     if (rule.normalizes && constants.normalizes) {
       for (Eigen::Index i = 0; i < tokens; ++i) {
-        denominators[i] = dot<T>(queries + i * stride, S + layout().state.z_offset(), stride);
+        denominators[i] = dot<T>(queries + i * stride, S_h + layout().state.z_offset(), stride);
         for (Eigen::Index p = 0; p <= i; ++p) denominators[i] += coefficients[i][p];
       }
-      unpack_outputs<true>(layout(), outputs, denominators, constants.policy, to, out.row_stride(), tokens);
+      unpack_outputs<true>(layout(), outputs, denominators, constants.policy, to, x.out.row_stride, tokens);
     } else {
-      unpack_outputs<false>(layout(), outputs, denominators, constants.policy, to, out.row_stride(), tokens);
+      unpack_outputs<false>(layout(), outputs, denominators, constants.policy, to, x.out.row_stride, tokens);
     }
   }
 
   /// sum_c q[c] bonus[c] k[c]: how a token that is read before it is written sees itself.
-  LINATTN_INLINE T own_bonus(const matrix_view<const T>& bonus, Eigen::Index token, Eigen::Index head, const T* q,
+  LINATTN_INLINE T own_bonus(const token_rows<const S>& bonus, Eigen::Index token, Eigen::Index head, const T* q,
                              const T* k) const {
     const Eigen::Index features = layout().state.features;
-    const T* const weight = bonus.row(token) + head * features;
+    const S* const weight = bonus.at(token, head);
     P total = P::zero();
     for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
       total = fma(P::load(q + c) * load_up_to(weight + c, left), P::load(k + c), total);
@@ -245,7 +250,7 @@ struct draft_engine {
   /// The first tokens of one head into its S and what lies behind it: in blocks of B pairs, each scaled to the end of
   /// its block and padded with zeros, the state's panels read and written once.
   template <Eigen::Index B>
-  LINATTN_INLINE void write(Eigen::Index tokens, const draft_rows<const T>& y, T* S, bool clears, T* scratch) const {
+  LINATTN_INLINE void write(Eigen::Index tokens, const draft_rows<const T>& y, T* S_h, bool clears, T* scratch) const {
     constexpr kernel_form form{.writes = true, .decay = decays ? decay_axis::row : decay_axis::none, .once = true};
     constexpr Eigen::Index block = B / writes;  // tokens
     const auto& state = layout().state;
@@ -282,21 +287,21 @@ struct draft_engine {
             for (Eigen::Index n = 0; n < blocks; ++n) {
               head_rows<T> x{nullptr, writing + n * B * stride + c, values + n * B * row_stride + m, nullptr};
               if constexpr (decays) x.decay = carry + n * stride + c;
-              call_micro_block<B, packets, form, T>(x, S + c * row_stride + m, stride, row_stride, rows, false,
+              call_micro_block<B, packets, form, T>(x, S_h + c * row_stride + m, stride, row_stride, rows, false,
                                                     clears && n + 1 == blocks);
             }
           }
         });
     if constexpr (rule.normalizes) {
       static_assert(!decays);
-      T* const z = S + state.z_offset();
+      T* const z = S_h + state.z_offset();
       for (Eigen::Index c = 0; c < stride; c += P::size) {
         P total = P::load(z + c);
         for (Eigen::Index i = 0; i < tokens; ++i) total = total + P::load(writing + i * stride + c);
         total.store(z + c);
       }
     }
-    T* const total = S + state.log_decay_offset();
+    T* const total = S_h + state.log_decay_offset();
     for (Eigen::Index i = 0; i < tokens; ++i) {
       for (Eigen::Index c = 0; c < state.decays(); ++c) total[c] += y.log_decay[i * draft.decay_stride() + c];
     }

@@ -57,31 +57,28 @@ template <rule_traits Rule, kernel_form Form, Eigen::Index B>
 inline constexpr Eigen::Index block_of = Rule.corrects != correction::none&& Form.writes&& B > 1 ? correction_block : B;
 
 /// What a pass needs beside its arguments: the operator's constants.
-template <class Map, class T, class Layout>
+template <class Map, class S, class Layout>
 struct engine {
   static constexpr rule_traits rule = decltype(Layout::state)::rule;
+  using T = accumulator_t<S>;
+  using rows_type = sequence_rows<S, T, rule>;
 
   const Map& map;
   const Layout& layout;
   T query_scale;
   denominator_policy policy;
   bool normalizes;
+  [[no_unique_address]] state_range<decltype(layout.state.heads)> states{
+      layout.state.heads};  // those that a pass is about
 
-  /// `state` is the slab; q, k, v, out are packed (N, heads D) or (N, heads M), unused ones empty. `position`
-  /// is that of row 0. denominators (N, heads), optional: q.z before the policy. `layout.tokens()` tokens at a time,
-  /// state by state; micro-blocks are B tokens, counted from row 0, and the last one is filled up with zeros: a row's
-  /// bits do not depend on what follows it.
+  /// `state` is the slab. `layout.tokens()` tokens at a time, state by state; micro-blocks are B tokens, counted from
+  /// row 0, and the last one is filled up with zeros: a row's bits do not depend on what follows it.
   template <Eigen::Index B, kernel_form Form>
-  void pass(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
-            const matrix_view<const T>& k, const matrix_view<const T>& v, const rule_views<T>& gates,
-            const matrix_view<T>& out, Eigen::Index position, T* scratch,
-            const matrix_view<T>& denominators_out = {}) const {
+  void pass(const rows_type& x, state_pointer<Form, T> state, T* scratch) const {
     if constexpr (head_map_type::can_share) {
-      if (layout.heads.shares) {
-        return pass_shared<B, Form>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out);
-      }
+      if (layout.heads.shares) return pass_shared<B, Form>(x, state, scratch);
     }
-    pass_with<B, Form>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out, equal_heads());
+    pass_with<B, Form>(x, state, scratch, equal_heads());
   }
 
   /// Rows of less than this are taken to be in L2 already, where fetching them would cost and save nothing.
@@ -89,51 +86,38 @@ struct engine {
 
  private:
   using head_map_type = decltype(Layout::heads);
+  using gates_type = rule_inputs<token_rows<const S>, rule>;
 
   /// Apart from the pass of heads that share nothing, whose code it would otherwise weigh on.
   template <Eigen::Index B, kernel_form Form>
-  LINATTN_NOINLINE void pass_shared(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
-                                    const matrix_view<const T>& k, const matrix_view<const T>& v,
-                                    const rule_views<T>& gates, const matrix_view<T>& out, Eigen::Index position,
-                                    T* scratch, const matrix_view<T>& denominators_out) const {
+  LINATTN_NOINLINE void pass_shared(const rows_type& x, state_pointer<Form, T> state, T* scratch) const {
     if constexpr (Form.reads && Form.writes) {
       if (layout.heads.readers > 1) {
         constexpr Eigen::Index tokens_at_once = rule.corrects == correction::none ? 1 : B;
-        return pass_with<tokens_at_once, Form>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out,
-                                               layout.heads);
+        return pass_with<tokens_at_once, Form>(x, state, scratch, layout.heads);
       }
     }
-    pass_with<B, Form>(tokens, state, q, k, v, gates, out, position, scratch, denominators_out,
-                       one_by_one<head_map_type>(layout.heads));
+    pass_with<B, Form>(x, state, scratch, one_by_one<head_map_type>(layout.heads));
   }
 
   template <Eigen::Index B, kernel_form Form, class Heads>
-  LINATTN_INLINE void pass_with(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
-                                const matrix_view<const T>& k, const matrix_view<const T>& v,
-                                const rule_views<T>& gates, const matrix_view<T>& out, Eigen::Index position,
-                                T* scratch, const matrix_view<T>& denominators_out, const Heads& heads) const {
+  LINATTN_INLINE void pass_with(const rows_type& x, state_pointer<Form, T> state, T* scratch,
+                                const Heads& heads) const {
     constexpr Eigen::Index block = block_of<rule, Form, B>;
     // Writing alone has no denominators, whatever the operator's choice. Shared heads compute them always: one pass
     // less for the compiler.
     constexpr bool has_denominators = rule.normalizes && Form.reads;
-    const auto rows = [&](auto with_denominators) {
-      pass_rows<block, Form, decltype(with_denominators)::value>(tokens, state, q, k, v, gates, out, position, scratch,
-                                                                 denominators_out, heads);
-    };
     if constexpr (!has_denominators || !std::is_same_v<Heads, equal_heads>) {
-      rows(std::bool_constant<has_denominators>());
-    } else if (normalizes || denominators_out.rows() > 0) {
-      rows(std::true_type());
+      pass_rows<block, Form, has_denominators>(x, state, scratch, heads);
+    } else if (normalizes || x.denominators.data != nullptr) {
+      pass_rows<block, Form, true>(x, state, scratch, heads);
     } else {
-      rows(std::false_type());
+      pass_rows<block, Form, false>(x, state, scratch, heads);
     }
   }
 
   template <Eigen::Index B, kernel_form Form, bool Normalizes, class Heads>
-  void pass_rows(Eigen::Index tokens, state_pointer<Form, T> state, const matrix_view<const T>& q,
-                 const matrix_view<const T>& k, const matrix_view<const T>& v, const rule_views<T>& gates,
-                 const matrix_view<T>& out, Eigen::Index position, T* scratch, const matrix_view<T>& denominators_out,
-                 const Heads& heads) const {
+  void pass_rows(const rows_type& x, state_pointer<Form, T> state, T* scratch, const Heads& heads) const {
     constexpr bool corrects = rule.corrects != correction::none && Form.writes;
     const auto& readers = heads.readers;
     constexpr bool shared = !std::is_same_v<std::decay_t<decltype(heads.readers)>, one_reader>;
@@ -143,70 +127,79 @@ struct engine {
     T* const outputs = scratch + (shared ? layout.shared_outputs() : layout.outputs());                 // (T, R, M)
     T* const denominators = scratch + (shared ? layout.shared_denominators() : layout.denominators());  // (T, R)
     T* const tile = scratch + layout.tile();                                                            // (T, D)
-    const Eigen::Index turns = Form.writes ? Eigen::Index(layout.heads.states) : layout.heads.outputs();
-    const Eigen::Index head_dim = layout.head_dim;
+    const Eigen::Index tokens = x.tokens;
+    // A turn is a state, or where the pass only reads, an output head: those of a state one after the other.
+    constexpr bool by_state = Form.writes || std::is_same_v<Heads, equal_heads>;
+    const Eigen::Index turns_of_state = by_state ? 1 : Eigen::Index(layout.heads.readers);
+    const Eigen::Index turns = states.size() * turns_of_state;
+    const auto head_of = [&](Eigen::Index turn) LINATTN_INLINE_LAMBDA {
+      if constexpr (by_state) return states.first() + turn;
+      return heads.output_of(states.first() + turn / turns_of_state, turn % turns_of_state);
+    };
     const Eigen::Index value_dim = layout.state.value_dim;
     const Eigen::Index most = layout.tokens();
-    const bool far =
-        tokens * (layout.heads.states + layout.heads.outputs()) * (head_dim + value_dim) * Eigen::Index(sizeof(T)) >
-        near_bytes;
+    const bool far = tokens * (layout.heads.states + layout.heads.outputs()) * (layout.head_dim + value_dim) *
+                         Eigen::Index(sizeof(S)) >
+                     near_bytes;
 
     for (Eigen::Index first = 0; first < tokens; first += most) {
       const Eigen::Index rows = std::min(most, tokens - first);
       for (Eigen::Index turn = 0; turn < turns; ++turn) {
-        const Eigen::Index h = Form.writes ? turn : heads.state_of(turn);
+        const Eigen::Index head = head_of(turn);
+        const Eigen::Index h = Form.writes ? head : heads.state_of(head);
         const auto output_of = [&](Eigen::Index reader)
-                                   LINATTN_INLINE_LAMBDA { return shared ? heads.output_of(h, reader) : turn; };
+                                   LINATTN_INLINE_LAMBDA { return shared ? heads.output_of(h, reader) : head; };
         if constexpr (Form.reads) {
           for (Eigen::Index r = 0; r < readers; ++r) {
-            const Eigen::Index head = heads.query_of(output_of(r));
-            pack_features<role::query>(map, layout, q.row(first) + head * head_dim, q.row_stride(), rows, B,
-                                       query_scale, tile_position{position + first, head}, tile,
+            const Eigen::Index from = heads.query_of(output_of(r));
+            pack_features<role::query>(map, layout, x.q.at(first, from), x.q.row_stride, rows, B, query_scale,
+                                       tile_position{x.position + first, from}, tile,
                                        queries + r * layout.state.feature_stride(), readers);
           }
         }
         if constexpr (Form.writes) {
-          const Eigen::Index head = heads.key_of(h);
-          pack_features<role::key>(map, layout, k.row(first) + head * head_dim, k.row_stride(), rows, B, T(1),
-                                   tile_position{position + first, head}, tile, keys);
-          pack_values(layout, v.row(first) + h * value_dim, v.row_stride(), rows, B, values);
+          const Eigen::Index from = heads.key_of(h);
+          pack_features<role::key>(map, layout, x.k.at(first, from), x.k.row_stride, rows, B, T(1),
+                                   tile_position{x.position + first, from}, tile, keys);
+          pack_values(layout, x.v.at(first, h), x.v.row_stride, rows, B, values);
         }
         rows_ahead next;
         if ((shared ? heads.are_neighbours() : B > 1) && far) {
           next = turn + 1 < turns
-                     ? ahead<Form>(q, k, v, gates, out, first, rows, turn + 1, heads)
-                     : ahead<Form>(q, k, v, gates, out, first + rows, std::min(most, tokens - first - rows), 0, heads);
+                     ? ahead<Form>(x, first, rows, head_of(turn + 1), heads)
+                     : ahead<Form>(x, first + rows, std::min(most, tokens - first - rows), head_of(0), heads);
         }
-        const auto S = state + h * layout.state.head_stride();
-        const bool clears = B > 1 || tokens > 1 || !rule.is_ordered() || (position + first) % steps_to_clear == 0;
+        const auto S_h = state + h * layout.state.head_stride();
+        const bool clears = B > 1 || tokens > 1 || !rule.is_ordered() || (x.position + first) % steps_to_clear == 0;
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {
-          attend_corrected<B, Form>(gates, first, rows, h, queries, outputs, scratch, S, clears, next, readers);
+          attend_corrected<B, Form>(x.gates, first, rows, h, queries, outputs, scratch, S_h, clears, next, readers);
         } else {
-          head_rows<T> x{queries, keys, values, outputs};
-          x.clears = clears && rule.decay != decay_kind::none;  // a running maximum alone takes nothing back
+          head_rows<T> packed{queries, keys, values, outputs};
+          packed.clears = clears && rule.decay != decay_kind::none;  // a running maximum alone takes nothing back
           if constexpr (Form.writes && rule.decay != decay_kind::none && !rule.log_scaled) {
             T* const decay = scratch + layout.decay();
-            pack_decays<rule>(layout, gates, first, rows, h, B, decay, S + layout.state.log_decay_offset());
-            x.decay = decay;
+            pack_decays<rule>(layout, x.gates, first, rows, h, B, decay, S_h + layout.state.log_decay_offset());
+            packed.decay = decay;
           }
-          if constexpr (rule.log_scaled)
-            x.decay = scale_features<Form>(gates, first, rows, h, B, queries, scratch, S, readers);
+          if constexpr (rule.log_scaled) {
+            packed.decay = scale_features<Form>(x.gates, first, rows, h, B, queries, scratch, S_h, readers);
+          }
           constexpr kernel_form form = with_rule(Form);
           if constexpr (form.reads_first) {
-            x.bonus = pack_bonus(gates.bonus, first, rows, h, B, queries, keys, readers, denominators);
+            packed.bonus = pack_bonus(x.gates.bonus, first, rows, h, B, queries, keys, readers, denominators);
           }
           if constexpr (shared) {
-            attend_shared<form, Normalizes, T>(layout.state, rows, readers, x, S, denominators, next);
+            attend_shared<form, Normalizes, T>(layout.state, rows, readers, packed, S_h, denominators, next);
           } else {
-            attend_head<B, form, Normalizes, T>(layout.state, blocks, x, S, denominators, next);
+            attend_head<B, form, Normalizes, T>(layout.state, blocks, packed, S_h, denominators, next);
           }
         }
         if constexpr (Form.reads) {
           const T* const scales = scratch + layout.beta();  // (T, R), logarithms, where the rule is log-scaled
-          if (Normalizes && denominators_out.rows() > 0) {
+          if (Normalizes && x.denominators.data != nullptr) {
             for (Eigen::Index r = 0; r < rows; ++r) {
-              denominators_out(first + r, turn) =
+              *x.denominators.at(first + r, head) =
                   rule.log_scaled ? denominators[r] * std::exp(scales[r]) : denominators[r];
             }
           }
@@ -215,17 +208,17 @@ struct engine {
           }
           for (Eigen::Index r = 0; r < readers; ++r) {
             const T* const from = outputs + r * layout.state.row_stride();
-            T* const to = out.row(first) + output_of(r) * value_dim;
+            S* const to = x.out.at(first, output_of(r));
             constexpr denominator_policy as_they_are;
             if (rule.log_scaled && Normalizes && normalizes) {
-              unpack_outputs<true>(layout, from, denominators + r, as_they_are, to, out.row_stride(), rows, readers);
+              unpack_outputs<true>(layout, from, denominators + r, as_they_are, to, x.out.row_stride, rows, readers);
             } else if constexpr (rule.log_scaled) {
-              unpack_outputs<true, power_of_e>(layout, from, scales + r, as_they_are, to, out.row_stride(), rows,
+              unpack_outputs<true, power_of_e>(layout, from, scales + r, as_they_are, to, x.out.row_stride, rows,
                                                readers);
             } else if (Normalizes && normalizes) {
-              unpack_outputs<true>(layout, from, denominators + r, policy, to, out.row_stride(), rows, readers);
+              unpack_outputs<true>(layout, from, denominators + r, policy, to, x.out.row_stride, rows, readers);
             } else {
-              unpack_outputs<false>(layout, from, denominators + r, policy, to, out.row_stride(), rows, readers);
+              unpack_outputs<false>(layout, from, denominators + r, policy, to, x.out.row_stride, rows, readers);
             }
           }
         }
@@ -247,19 +240,19 @@ struct engine {
   /// Packed log features to features by the state's running maxima; the decays that these add, and the logarithm of
   /// each query's scale.
   template <kernel_form Form>
-  LINATTN_INLINE const T* scale_features(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
+  LINATTN_INLINE const T* scale_features(const gates_type& gates, Eigen::Index first, Eigen::Index rows,
                                          Eigen::Index head, Eigen::Index block, T* queries, T* scratch,
-                                         state_pointer<Form, T> S, Eigen::Index readers) const {
+                                         state_pointer<Form, T> S_h, Eigen::Index readers) const {
     using P = packet<T>;
     const Eigen::Index features = layout.state.features;
     const Eigen::Index stride = layout.state.feature_stride();
     T* const decays = scratch + layout.decay();
     T* const scales = scratch + layout.beta();
-    const auto mu = S + layout.state.log_scale_offset();
+    const auto mu = S_h + layout.state.log_scale_offset();
     if constexpr (Form.writes) {
       if constexpr (rule.decay != decay_kind::none) {
         T* const log_decays = rule.decay == decay_kind::per_head ? scales : decays;
-        pack_decays<rule>(layout, gates, first, rows, head, block, log_decays, S + layout.state.log_decay_offset());
+        pack_decays<rule>(layout, gates, first, rows, head, block, log_decays, S_h + layout.state.log_decay_offset());
       }
       scale_keys<rule, Form.reads>(rows, features, stride, scratch + layout.keys(), queries, scales, decays, mu,
                                    readers);
@@ -276,14 +269,14 @@ struct engine {
   }
 
   /// bonus (rows, R) = sum_c q[c] bonus[c] k[c], of the packed features.
-  LINATTN_INLINE const T* pack_bonus(const matrix_view<const T>& bonus, Eigen::Index first, Eigen::Index rows,
+  LINATTN_INLINE const T* pack_bonus(const token_rows<const S>& bonus, Eigen::Index first, Eigen::Index rows,
                                      Eigen::Index head, Eigen::Index block, const T* queries, const T* keys,
                                      Eigen::Index readers, T* to) const {
     using P = packet<T>;
     const Eigen::Index features = layout.state.features;
     for (Eigen::Index n = 0; n < rows * readers; ++n) {
       const Eigen::Index r = n / readers;
-      const T* const weight = bonus.row(first + r) + head * features;
+      const S* const weight = bonus.at(first + r, head);
       const T* const q = queries + n * layout.state.feature_stride();
       const T* const k = keys + r * layout.state.feature_stride();
       P total = P::zero();
@@ -298,8 +291,8 @@ struct engine {
 
   /// The packed rows of one head, features and values, through correction.hpp.
   template <Eigen::Index B, kernel_form Form, class Readers>
-  LINATTN_INLINE void attend_corrected(const rule_views<T>& gates, Eigen::Index first, Eigen::Index rows,
-                                       Eigen::Index head, const T* queries, T* outputs, T* scratch, T* S, bool clears,
+  LINATTN_INLINE void attend_corrected(const gates_type& gates, Eigen::Index first, Eigen::Index rows,
+                                       Eigen::Index head, const T* queries, T* outputs, T* scratch, T* S_h, bool clears,
                                        const rows_ahead& next, const Readers& readers) const {
     const Eigen::Index stride = layout.state.feature_stride();
     const Eigen::Index row_stride = layout.state.row_stride();
@@ -308,7 +301,7 @@ struct engine {
     correction_inputs<T> x{queries, scratch + layout.keys()};
     if constexpr (rule.decay != decay_kind::none) {
       T* const decay = scratch + layout.decay();
-      pack_decays<rule>(layout, gates, first, rows, head, B, decay, S + layout.state.log_decay_offset());
+      pack_decays<rule>(layout, gates, first, rows, head, B, decay, S_h + layout.state.log_decay_offset());
       x.decay = decay;
     }
     if constexpr (rule.corrects == correction::delta) {
@@ -317,8 +310,8 @@ struct engine {
       x.beta = beta;
     } else {
       const Eigen::Index features = layout.state.features;
-      const auto pack = [&](const matrix_view<const T>& from, T* to) {
-        pack_rows(from.row(first) + head * features, from.row_stride(), rows, features, B, to, stride);
+      const auto pack = [&](const token_rows<const S>& from, T* to) {
+        pack_rows(from.at(first, head), from.row_stride, rows, features, B, to, stride);
         return to;
       };
       x.a = pack(gates.a, scratch + layout.a());
@@ -332,25 +325,31 @@ struct engine {
     const correction_rows<T> y{scratch + layout.reading(), scratch + layout.writing(), scratch + layout.carry(),
                                scratch + layout.coefficients()};
     detail::attend_corrected<B, rule, Form.reads>(layout.state, blocks, x, y, values, scratch + layout.found(), outputs,
-                                                  S, clears, next, readers);
+                                                  S_h, clears, next, readers);
   }
 
   /// The rows of one state's or one output's turn that packing will touch. Those of several readers lie side by side.
   template <kernel_form Form, class Heads>
-  LINATTN_INLINE rows_ahead ahead(const matrix_view<const T>& q, const matrix_view<const T>& k,
-                                  const matrix_view<const T>& v, const rule_views<T>& gates, const matrix_view<T>& out,
-                                  Eigen::Index first, Eigen::Index rows, Eigen::Index turn, const Heads& heads) const {
+  LINATTN_INLINE rows_ahead ahead(const rows_type& x, Eigen::Index first, Eigen::Index rows, Eigen::Index turn,
+                                  const Heads& heads) const {
     rows_ahead next(rows);
     if (rows <= 0) return next;
-    const auto add = [&](const auto& x, Eigen::Index head, Eigen::Index dim)
-                         LINATTN_INLINE_LAMBDA { next.add(x.row(first) + head * dim, x.row_stride(), dim, head == 0); };
-    if constexpr (Form.reads) add(q, heads.readers > 1 ? turn : heads.query_of(turn), heads.readers * layout.head_dim);
+    const auto add = [&](const auto& from, Eigen::Index head, Eigen::Index dim, Eigen::Index side_by_side)
+                         LINATTN_INLINE_LAMBDA {
+                           const bool packed = from.head_stride == dim;
+                           next.add(from.at(first, head * side_by_side), from.row_stride,
+                                    packed ? dim * side_by_side : dim, head == 0 || !packed);
+                         };
+    const Eigen::Index readers = heads.readers;
+    if constexpr (Form.reads) add(x.q, readers > 1 ? turn : heads.query_of(turn), layout.head_dim, readers);
     if constexpr (Form.writes) {
-      add(k, heads.key_of(turn), layout.head_dim);
-      add(v, turn, layout.state.value_dim);
-      if constexpr (rule.decay == decay_kind::per_feature) add(gates.log_decay, turn, layout.state.features);
+      add(x.k, heads.key_of(turn), layout.head_dim, 1);
+      add(x.v, turn, layout.state.value_dim, 1);
+      if constexpr (decltype(x.gates)::has_log_decay && rule.decay == decay_kind::per_feature) {
+        add(x.gates.log_decay, turn, layout.state.features, 1);
+      }
     }
-    if constexpr (Form.reads) add(out, turn, heads.readers * layout.state.value_dim);
+    if constexpr (Form.reads) add(x.out, turn, layout.state.value_dim, readers);
     return next;
   }
 };

@@ -72,7 +72,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   /// Causal: `initial`, the state before row 0 or null; `dstate`, the gradient with respect to the final state, becomes
   /// that of the initial one. `position` is that of row 0.
   void causal(const T* initial, T* dstate, Eigen::Index position) const {
-    const Eigen::Index tokens = m_a.q.rows();
+    const Eigen::Index tokens = m_a.queries;
     begin(initial);
     for_each_tile<false>(tokens, [&](const token_tile& t, const token_tile& next) { forwards(t, next, position); });
     this->begin_decay_sums(dstate, [&](Eigen::Index h, Eigen::Index c, Eigen::Index m) {
@@ -86,7 +86,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
 
   /// Non-causal. `dstate` is zero before, and rubbish afterwards. Positions are those of row 0 of k and of q.
   void noncausal(T* dstate, Eigen::Index key_position, Eigen::Index query_position) const {
-    const Eigen::Index queries = m_a.q.rows(), keys = m_a.k.rows();
+    const Eigen::Index queries = m_a.queries, keys = m_a.keys;
     begin(nullptr);
     for_each_tile<false>(keys, [&](const token_tile& t, const token_tile& next) { absorb(t, next, key_position); });
     for_each_tile<false>(queries,

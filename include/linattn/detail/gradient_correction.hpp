@@ -150,7 +150,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
         (beta * P::load(w + m)).store(w + m);  // u
         (beta * P::load(found + m)).store(found + m);
       }
-      if (m_a.dbeta.data() != nullptr) m_a.dbeta(token_of<true>(t, r), t.head) = sum(product);
+      if (m_a.dbeta.data != nullptr) *m_a.dbeta.at(token_of<true>(t, r), t.head) = sum(product);
     }
     unpack(m_dvalues, dv, t.rows);
     if (keeps_written()) unpack(m_values, rows_of<true>(m_a.dq, t, head_dim()), t.rows);
@@ -221,7 +221,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
 
   template <bool Backwards>
   void pack_beta(const token_tile& t) const {
-    for (Eigen::Index r = 0; r < t.rows; ++r) m_beta[r] = m_a.gates.beta(token_of<Backwards>(t, r), t.head);
+    for (Eigen::Index r = 0; r < t.rows; ++r) m_beta[r] = *m_a.gates.beta.at(token_of<Backwards>(t, r), t.head);
     std::fill(m_beta + t.rows, m_beta + round_up(t.rows, B), T(0));
   }
 

@@ -27,11 +27,11 @@ struct tile_rows {
   LINATTN_INLINE tile_rows reversed(Eigen::Index rows) const { return {row(rows - 1), -stride, size}; }
 };
 
-/// The columns of the tile's head, `dim` of them, in the order of the tokens or backwards.
+/// What the tile's head has of them, `dim` elements, in the order of the tokens or backwards.
 template <bool Backwards, class T>
-LINATTN_INLINE tile_rows<T> rows_of(const matrix_view<T>& x, const token_tile& t, Eigen::Index dim) {
-  if (t.rows == 0) return {x.data(), x.row_stride(), dim};
-  const tile_rows<T> rows{x.row(t.first) + t.head * dim, x.row_stride(), dim};
+LINATTN_INLINE tile_rows<T> rows_of(const token_rows<T>& x, const token_tile& t, Eigen::Index dim) {
+  if (t.rows == 0) return {x.data, x.row_stride, dim};
+  const tile_rows<T> rows{x.at(t.first, t.head), x.row_stride, dim};
   if constexpr (Backwards) return rows.reversed(t.rows);
   return rows;
 }

@@ -22,25 +22,27 @@ constexpr bool has_gradient(const rule_traits& rule) {
   return rule.corrects != correction::rank_one && rule.reads_after_write;
 }
 
-/// The arguments of a vjp. Shapes as in `forward`; dq, dk, dv are as q, k, v. `gradient` may be null, and the gradients
-/// of the rule's inputs empty.
-template <class T, class Gradient>
+/// The arguments of a vjp, rows as in sequence_rows; dq, dk, dv are as q, k, v. `gradient` may be null, and so may the
+/// data of the gradients of the rule's inputs. The causal forms have as many keys as queries.
+template <class T, rule_traits Rule, class Gradient>
 struct gradient_arguments {
-  matrix_view<const T> q, k, v, dout;
-  matrix_view<T> dq, dk, dv;
+  Eigen::Index queries = 0;
+  Eigen::Index keys = 0;
+  token_rows<const T> q, k, v, dout;
+  token_rows<T> dq, dk, dv;
   Gradient* gradient = nullptr;
-  rule_views<T> gates = {};
-  matrix_view<T> dlog_decay = {};  // (N, H), or (N, H C) per feature
-  matrix_view<T> dbeta = {};       // (N, H)
+  rule_inputs<token_rows<const T>, Rule> gates = {};
+  token_rows<T> dlog_decay = {};  // (N, H), or (N, H C) per feature
+  token_rows<T> dbeta = {};       // (N, H)
 };
 
 template <class Map, class T, class Layout>
 class gradient_sweeps {
  protected:
   using P = packet<T>;
-  using arguments = gradient_arguments<T, typename gradient_of<Map>::type>;
   using forward_engine = engine<Map, T, Layout>;
   static constexpr rule_traits rule = forward_engine::rule;
+  using arguments = gradient_arguments<T, rule, typename gradient_of<Map>::type>;
   static constexpr bool decays = rule.decay != decay_kind::none;
   static constexpr bool per_feature = rule.decay == decay_kind::per_feature;
 
@@ -58,7 +60,7 @@ class gradient_sweeps {
         m_sums(scratch + m_layout.sums()),
         m_transposed(scratch + m_layout.own_transposed()) {}
 
-  Eigen::Index tokens() const { return m_a.k.rows(); }
+  Eigen::Index tokens() const { return m_a.keys; }
   Eigen::Index heads() const { return m_layout.state.heads; }
   Eigen::Index head_dim() const { return m_layout.head_dim; }
   Eigen::Index features() const { return m_layout.state.features; }
@@ -74,7 +76,7 @@ class gradient_sweeps {
   void for_each_tile(Eigen::Index count, const F& f) const {
     const Eigen::Index most = m_layout.tokens();
     const Eigen::Index tiles = (count + most - 1) / most;
-    const Eigen::Index row_bytes = (m_a.q.cols() + m_a.v.cols()) * Eigen::Index(sizeof(T));
+    const Eigen::Index row_bytes = heads() * (head_dim() + value_dim()) * Eigen::Index(sizeof(T));
     const bool far = 2 * count * row_bytes > forward_engine::near_bytes;
     const auto tile_at = [&](Eigen::Index i) -> token_tile {
       if (i >= tiles * heads()) return {};
@@ -126,20 +128,23 @@ class gradient_sweeps {
       const Eigen::Index padded_rows = round_up(t.rows, block);
       if constexpr (per_feature) {
         const Eigen::Index none = token(0) == tokens() ? 1 : 0;
-        const matrix_view<const T>& x = m_a.gates.log_decay;
+        const token_rows<const T>& x = m_a.gates.log_decay;
         T* const rest = m_decay + none * feature_stride();
         std::fill(m_decay, rest, T(1));
         if (none < t.rows) {
-          transform_rows(x.row(token(none)) + t.head * features(), Backwards ? -x.row_stride() : x.row_stride(),
-                         t.rows - none, features(), rest, feature_stride(),
-                         [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
+          transform_rows(x.at(token(none), t.head), Backwards ? -x.row_stride : x.row_stride, t.rows - none, features(),
+                         rest, feature_stride(), [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
         }
         std::fill(m_decay + t.rows * feature_stride(), m_decay + padded_rows * feature_stride(), T(1));
       } else {
         for (Eigen::Index r = 0; r < t.rows; ++r) {
-          m_decay[r] = token(r) == tokens() ? T(0)
-                       : rule.fixed_decay   ? T(m_a.gates.fixed_log_decay[t.head])
-                                            : m_a.gates.log_decay(token(r), t.head);
+          if (token(r) == tokens()) {
+            m_decay[r] = T(0);
+          } else if constexpr (rule.fixed_decay) {
+            m_decay[r] = T(m_a.gates.fixed_log_decay[t.head]);
+          } else {
+            m_decay[r] = *m_a.gates.log_decay.at(token(r), t.head);
+          }
         }
         std::fill(m_decay + t.rows, m_decay + round_up(padded_rows, P::size), T(0));
         for (Eigen::Index r = 0; r < padded_rows; r += P::size) exp(P::load(m_decay + r)).store(m_decay + r);
@@ -164,13 +169,9 @@ class gradient_sweeps {
 
   // ---- gradients of log-decays --------------------------------------------------------------------------------------
 
-  bool wants_decays() const { return decays && m_a.dlog_decay.data() != nullptr; }
+  static constexpr bool has_log_decay = decltype(arguments::gates)::has_log_decay;
 
-  /// A token's log-decays of one head, or their gradients.
-  template <class U>
-  U* decays_of(const matrix_view<U>& x, Eigen::Index token, Eigen::Index head) const {
-    return x.row(token) + head * m_layout.state.decays();
-  }
+  bool wants_decays() const { return has_log_decay && m_a.dlog_decay.data != nullptr; }
 
   /// rowsum(S_N * dS_N), the first term of the sums; S(head, c, m).
   template <class State>
@@ -192,7 +193,7 @@ class gradient_sweeps {
   /// A token's term of the sums: sign x y, features (C), set or added to what it has.
   template <bool Adds>
   LINATTN_INLINE void add_to_decays(Eigen::Index token, Eigen::Index head, T sign, const T* x, const T* y) const {
-    T* const to = decays_of(m_a.dlog_decay, token, head);
+    T* const to = m_a.dlog_decay.at(token, head);
     const auto product = [&](Eigen::Index c)
                              LINATTN_INLINE_LAMBDA { return P(sign) * P::load(x + c) * P::load(y + c); };
     if constexpr (per_feature) {
@@ -208,22 +209,24 @@ class gradient_sweeps {
 
   /// A token's terms become its gradients: tokens come from the last to the first.
   LINATTN_INLINE void sum_decays(Eigen::Index token, Eigen::Index head) const {
-    T* const to = decays_of(m_a.dlog_decay, token, head);
-    const T* const log_decay = decays_of(m_a.gates.log_decay, token, head);
-    for_each_register<T>(m_layout.state.decays(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
-      T* const high = decay_sums(head) + c;
-      T* const low = high + sum_stride();
-      const P decay = exp(load_up_to(log_decay + c, left)), term = load_up_to(to + c, left), before = P::load(high);
-      const P after = before + term;
-      const P share = after - before;  // of the term; what rounding took goes to `low`
-      const P lost = (before - (after - share)) + (term - share);
-      const P nothing = decay * P::zero();  // or NaN, which shows, where the decay is NaN
-      const P rest = where_positive(decay, P::load(low) + lost) + nothing;
-      const P total = where_positive(decay, after);
-      total.store(high);
-      rest.store(low);
-      store_up_to(to + c, total + rest, left);
-    });
+    if constexpr (has_log_decay) {
+      T* const to = m_a.dlog_decay.at(token, head);
+      const T* const log_decay = m_a.gates.log_decay.at(token, head);
+      for_each_register<T>(m_layout.state.decays(), [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
+        T* const high = decay_sums(head) + c;
+        T* const low = high + sum_stride();
+        const P decay = exp(load_up_to(log_decay + c, left)), term = load_up_to(to + c, left), before = P::load(high);
+        const P after = before + term;
+        const P share = after - before;  // of the term; what rounding took goes to `low`
+        const P lost = (before - (after - share)) + (term - share);
+        const P nothing = decay * P::zero();  // or NaN, which shows, where the decay is NaN
+        const P rest = where_positive(decay, P::load(low) + lost) + nothing;
+        const P total = where_positive(decay, after);
+        total.store(high);
+        rest.store(low);
+        store_up_to(to + c, total + rest, left);
+      });
+    }
   }
 
   Eigen::Index sum_stride() const { return m_layout.sum_stride(); }

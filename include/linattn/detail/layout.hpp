@@ -143,6 +143,23 @@ struct equal_heads {
   static constexpr bool are_neighbours() noexcept { return true; }
 };
 
+/// Some of a state's heads, [first, last): all of them where their number is a compile-time constant.
+template <class Heads>
+struct state_range {
+  constexpr explicit state_range(Heads) noexcept {}
+  static constexpr Eigen::Index first() noexcept { return 0; }
+  static constexpr Eigen::Index size() noexcept { return Heads(); }
+};
+template <>
+struct state_range<extent<Eigen::Dynamic>> {
+  Eigen::Index begin = 0;
+  Eigen::Index end;
+  constexpr explicit state_range(Eigen::Index heads) noexcept : end(heads) {}
+  constexpr state_range(Eigen::Index first, Eigen::Index last) noexcept : begin(first), end(last) {}
+  constexpr Eigen::Index first() const noexcept { return begin; }
+  constexpr Eigen::Index size() const noexcept { return end - begin; }
+};
+
 /// Heads that share, of which a pass takes one reader of a state at a time.
 template <class Map>
 struct one_by_one : Map {

@@ -25,9 +25,8 @@ void LINATTN_OPERATOR::require_draft(const char* function, const draft_type& d) 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::forward_causal(const state_type& s, input q, input k, input v, const inputs& x, output out,
                                       draft_type& d, workspace_type& ws) const {
-  const views gates = views_of(x);
   require_bulk("forward_causal", q, k, v, out, ws, true);
-  require_rule_inputs("forward_causal", gates, q.rows());
+  require_rule_inputs("forward_causal", x, q.rows());
   require_state("forward_causal", s);
   require_draft("forward_causal", d);
   if (q.rows() > draft_type::capacity) {
@@ -37,8 +36,8 @@ void LINATTN_OPERATOR::forward_causal(const state_type& s, input q, input k, inp
   const auto constants = engine();
   const draft_layout_type layout = draft_layout();
   if (q.rows() > 0) {
-    detail::draft_engine<FeatureMap, T, layout_type, draft_layout_type>{constants, layout}.forward(
-        q.rows(), access::data(s), q, k, v, gates, out, position, access::data(d), access::slab(ws).data());
+    detail::draft_engine<FeatureMap, Scalar, layout_type, draft_layout_type>{constants, layout}.forward(
+        rows_of(q.rows(), position, q, k, v, x, out), access::data(s), access::data(d), access::slab(ws).data());
   }
   access::set_tokens(d, q.rows(), position);
 }
@@ -63,7 +62,7 @@ void LINATTN_OPERATOR::accept(state_type& s, const draft_type& d, Eigen::Index j
   const auto constants = engine();
   const draft_layout_type layout = draft_layout();
   if (j > 0) {
-    detail::draft_engine<FeatureMap, T, layout_type, draft_layout_type>{constants, layout}.accept(
+    detail::draft_engine<FeatureMap, Scalar, layout_type, draft_layout_type>{constants, layout}.accept(
         j, access::data(d), access::data(s), d.position(), access::slab(ws).data());
   }
   access::add_tokens(s, j);

@@ -12,14 +12,26 @@ LINATTN_MEMBER
 auto LINATTN_OPERATOR::gradient_arguments_of(input q, input k, input v, const inputs& x, input dout, output dq,
                                              output dk, output dv, const input_gradients& dx,
                                              parameter_gradient* dmap) const -> gradient_arguments {
-  gradient_arguments a{q, k, v, dout, dq, dk, dv, dmap, views_of(x)};
-  if constexpr (requires { dx.log_decay; }) a.dlog_decay = dx.log_decay;
-  if constexpr (requires { dx.beta; }) a.dbeta = dx.beta;
+  gradient_arguments a{q.rows(),
+                       k.rows(),
+                       {q, head_dim()},
+                       {k, head_dim()},
+                       {v, value_dim()},
+                       {dout, value_dim()},
+                       {dq, head_dim()},
+                       {dk, head_dim()},
+                       {dv, value_dim()},
+                       dmap,
+                       gates_of<const Scalar>(x)};
+  const auto dgates = gates_of<Scalar>(dx);
+  if constexpr (decltype(dgates)::has_log_decay) a.dlog_decay = dgates.log_decay;
+  if constexpr (decltype(dgates)::has_beta) a.dbeta = dgates.beta;
   return a;
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arguments& a, workspace_type& ws,
+void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, input v, const inputs& x, input dout,
+                                        output dq, output dk, output dv, const input_gradients& dx, workspace_type& ws,
                                         bool causal) const {
   static_assert(detail::has_gradient(rule),
                 "linattn: the gradient of this update rule is not built; additive, decay, gated, delta and gated_delta "
@@ -34,28 +46,33 @@ void LINATTN_OPERATOR::require_gradient(const char* function, const gradient_arg
     detail::refuse(function, "heads is ", heads(), ", key_heads is ", key_heads(), " and value_heads is ",
                    value_heads(), ": gradients of shared heads are not built yet");
   }
-  require_inputs(function, a.q, a.k, a.v, causal);
-  require_rule_inputs(function, a.gates, a.k.rows());
-  require(function, "dout", a.dout.rows(), a.dout.cols(), a.q.rows(), heads(), value_dim(), "value_dim");
-  require(function, "dq", a.dq.rows(), a.dq.cols(), a.q.rows(), heads(), head_dim(), "head_dim");
-  require(function, "dk", a.dk.rows(), a.dk.cols(), a.k.rows(), heads(), head_dim(), "head_dim");
-  require(function, "dv", a.dv.rows(), a.dv.cols(), a.k.rows(), heads(), value_dim(), "value_dim");
-  if (a.dlog_decay.data() != nullptr) {
+  require_inputs(function, q, k, v, causal);
+  require_rule_inputs(function, x, k.rows());
+  require(function, "dout", dout.rows(), dout.cols(), q.rows(), heads(), value_dim(), "value_dim");
+  require(function, "dq", dq.rows(), dq.cols(), q.rows(), heads(), head_dim(), "head_dim");
+  require(function, "dk", dk.rows(), dk.cols(), k.rows(), heads(), head_dim(), "head_dim");
+  require(function, "dv", dv.rows(), dv.cols(), k.rows(), heads(), value_dim(), "value_dim");
+  output dlog_decay, dbeta;
+  if constexpr (requires { dx.log_decay; }) dlog_decay = dx.log_decay;
+  if constexpr (requires { dx.beta; }) dbeta = dx.beta;
+  if (dlog_decay.data() != nullptr) {
     constexpr bool per_feature = rule.decay == decay_kind::per_feature;
-    require(function, "the gradient of log_decay", a.dlog_decay.rows(), a.dlog_decay.cols(), a.k.rows(), heads(),
+    require(function, "the gradient of log_decay", dlog_decay.rows(), dlog_decay.cols(), k.rows(), heads(),
             per_feature ? features() : 1, per_feature ? "features" : "one decay");
   }
-  if (a.dbeta.data() != nullptr) {
-    require(function, "the gradient of beta", a.dbeta.rows(), a.dbeta.cols(), a.k.rows(), heads(), 1, "one beta");
+  if (dbeta.data() != nullptr) {
+    require(function, "the gradient of beta", dbeta.rows(), dbeta.cols(), k.rows(), heads(), 1, "one beta");
   }
   require_workspace(function, ws);
-  const output outputs[] = {a.dq, a.dk, a.dv, a.dlog_decay, a.dbeta};
-  for ([[maybe_unused]] const output& x : outputs) {
-    for ([[maybe_unused]] const input& from : {a.q, a.k, a.v, a.dout, a.gates.log_decay, a.gates.beta}) {
-      LINATTN_ASSERT(!detail::overlap(x, from) && "linattn: a gradient overlaps an input");
-    }
-    for ([[maybe_unused]] const output* other = &x + 1; other != std::end(outputs); ++other) {
-      LINATTN_ASSERT(!detail::overlap(x, *other) && "linattn: two gradients overlap");
+  const output outputs[] = {dq, dk, dv, dlog_decay, dbeta};
+  for ([[maybe_unused]] const output& to : outputs) {
+    const auto apart = [&]([[maybe_unused]] const input& from) {
+      LINATTN_ASSERT(!detail::overlap(to, from) && "linattn: a gradient overlaps an input");
+    };
+    for (const input& from : {q, k, v, dout}) apart(from);
+    for_each_input(x, [&](const char*, const input& from, Eigen::Index, const char*) { apart(from); });
+    for ([[maybe_unused]] const output* other = &to + 1; other != std::end(outputs); ++other) {
+      LINATTN_ASSERT(!detail::overlap(to, *other) && "linattn: two gradients overlap");
     }
   }
 }
@@ -92,8 +109,8 @@ void LINATTN_OPERATOR::vjp(input q, input k, input v, input dout, output dq, out
   static_assert(!rule.is_ordered(),
                 "linattn: vjp is the gradient of forward, which is not defined for a rule in which the order of the "
                 "tokens matters; use vjp_causal");
+  require_gradient("vjp", q, k, v, no_inputs(), dout, dq, dk, dv, {}, ws, false);
   const gradient_arguments a = gradient_arguments_of(q, k, v, no_inputs(), dout, dq, dk, dv, {}, dmap);
-  require_gradient("vjp", a, ws, false);
   detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
       .noncausal(own_state(ws), 0, k.rows() - q.rows());
 }
@@ -102,8 +119,8 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input v, const inputs& x, input dout,
                                   state_type& ds, output dq, output dk, output dv, const input_gradients& dx,
                                   workspace_type& ws, parameter_gradient* dmap) const {
+  require_gradient("vjp_causal", q, k, v, x, dout, dq, dk, dv, dx, ws, true);
   const gradient_arguments a = gradient_arguments_of(q, k, v, x, dout, dq, dk, dv, dx, dmap);
-  require_gradient("vjp_causal", a, ws, true);
   require_state("vjp_causal", s0);
   require_state("vjp_causal", ds);
   LINATTN_ASSERT(&s0 != &ds && "linattn: the gradient of the state is another state");
@@ -114,8 +131,8 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::vjp_causal(input q, input k, input v, const inputs& x, input dout, output dq, output dk,
                                   output dv, const input_gradients& dx, workspace_type& ws,
                                   parameter_gradient* dmap) const {
+  require_gradient("vjp_causal", q, k, v, x, dout, dq, dk, dv, dx, ws, true);
   const gradient_arguments a = gradient_arguments_of(q, k, v, x, dout, dq, dk, dv, dx, dmap);
-  require_gradient("vjp_causal", a, ws, true);
   run_vjp_causal(a, nullptr, own_state(ws), 0, ws);
 }
 

@@ -180,42 +180,60 @@ auto LINATTN_OPERATOR::no_inputs() -> inputs {
 
 LINATTN_MEMBER
 template <class Inputs>
-auto LINATTN_OPERATOR::views_of(const Inputs& x) const noexcept -> views {
-  views v;
-  const auto rows = [](const auto& view) {
+auto LINATTN_OPERATOR::rows_of(Eigen::Index tokens, Eigen::Index position, input q, input k, input v, const Inputs& x,
+                               output out) const noexcept -> rows_type {
+  rows_type rows;
+  rows.tokens = tokens;
+  rows.position = position;
+  rows.q = {q, head_dim()};
+  rows.k = {k, head_dim()};
+  rows.v = {v, value_dim()};
+  rows.gates = gates_of<const Scalar>(x);
+  rows.out = {out, value_dim()};
+  return rows;
+}
+
+/// The rule's inputs, or their gradients.
+LINATTN_MEMBER
+template <class U, class Inputs>
+auto LINATTN_OPERATOR::gates_of(const Inputs& x) const noexcept -> detail::rule_inputs<detail::token_rows<U>, rule> {
+  using result_type = detail::rule_inputs<detail::token_rows<U>, rule>;
+  constexpr bool per_feature = rule.decay == decay_kind::per_feature;
+  result_type gates;
+  const auto rows = [](const auto& view, Eigen::Index columns) {
     if constexpr (requires { view.rows(); }) {
-      return view;
+      return detail::token_rows<U>(view, columns);
     } else {
-      return detail::as_row(view);
+      return detail::token_rows<U>(detail::as_row(view), columns);
     }
   };
-  if constexpr (requires { x.log_decay; }) v.log_decay = rows(x.log_decay);
-  if constexpr (requires { x.beta; }) v.beta = rows(x.beta);
-  if constexpr (requires { x.a; }) v.a = rows(x.a);
-  if constexpr (requires { x.b; }) v.b = rows(x.b);
-  if constexpr (requires { x.bonus; }) v.bonus = rows(x.bonus);
-  if constexpr (rule.fixed_decay) v.fixed_log_decay = m_rule.log_decay.data();
-  return v;
+  if constexpr (result_type::has_log_decay) gates.log_decay = rows(x.log_decay, per_feature ? features() : 1);
+  if constexpr (result_type::has_beta) gates.beta = rows(x.beta, 1);
+  if constexpr (result_type::has_rank_one) gates.a = rows(x.a, features());
+  if constexpr (result_type::has_rank_one) gates.b = rows(x.b, features());
+  if constexpr (result_type::has_bonus) gates.bonus = rows(x.bonus, features());
+  if constexpr (rule.fixed_decay) gates.fixed_log_decay = m_rule.log_decay.data();
+  return gates;
 }
 
 /// f(name, view, columns a head, what they are) for what the rule takes.
 LINATTN_MEMBER
-template <class F>
-void LINATTN_OPERATOR::for_each_input(const views& x, const F& f) const {
+template <class Inputs, class F>
+void LINATTN_OPERATOR::for_each_input(const Inputs& x, const F& f) const {
   constexpr bool per_feature = rule.decay == decay_kind::per_feature;
-  if constexpr (requires(inputs i) { i.log_decay; }) {
+  if constexpr (requires { x.log_decay; }) {
     f("log_decay", x.log_decay, per_feature ? features() : 1, per_feature ? "features" : "one decay");
   }
-  if constexpr (requires(inputs i) { i.beta; }) f("beta", x.beta, 1, "one beta");
-  if constexpr (requires(inputs i) { i.a; }) f("a", x.a, features(), "features");
-  if constexpr (requires(inputs i) { i.b; }) f("b", x.b, features(), "features");
-  if constexpr (requires(inputs i) { i.bonus; }) f("bonus", x.bonus, features(), "features");
+  if constexpr (requires { x.beta; }) f("beta", x.beta, 1, "one beta");
+  if constexpr (requires { x.a; }) f("a", x.a, features(), "features");
+  if constexpr (requires { x.b; }) f("b", x.b, features(), "features");
+  if constexpr (requires { x.bonus; }) f("bonus", x.bonus, features(), "features");
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::require_rule_inputs(const char* function, const views& x, Eigen::Index tokens,
+void LINATTN_OPERATOR::require_rule_inputs(const char* function, const inputs& x, Eigen::Index tokens,
                                            [[maybe_unused]] output out) const {
-  for_each_input(x, [&](const char* name, input view, Eigen::Index columns, const char* columns_name) {
+  for_each_input(x, [&](const char* name, const input& view, Eigen::Index columns, const char* columns_name) {
     if (view.data() == nullptr && tokens > 0) {
       detail::refuse(function, "the update rule's input ", name, " is not given");
     }
@@ -241,9 +259,10 @@ void LINATTN_OPERATOR::run_forward(T* slab, Eigen::Index position, input q, inpu
       !rule.is_ordered(),
       "linattn: forward, which lets every query see every key, is not defined for a rule in which the order of "
       "the tokens matters; use forward_causal, or absorb and read");
-  engine().template pass<detail::half_block, detail::writes_only>(k.rows(), slab, {}, k, v, {}, {}, position, scratch);
-  engine().template pass<detail::half_block, detail::reads_only>(q.rows(), slab, q, {}, {}, {}, out,
-                                                                 position + k.rows() - q.rows(), scratch);
+  engine().template pass<detail::half_block, detail::writes_only>(
+      rows_of(k.rows(), position, {}, k, v, no_inputs(), {}), slab, scratch);
+  engine().template pass<detail::half_block, detail::reads_only>(
+      rows_of(q.rows(), position + k.rows() - q.rows(), q, {}, {}, no_inputs(), out), slab, scratch);
 }
 
 LINATTN_MEMBER
@@ -279,23 +298,21 @@ row_matrix<Scalar> LINATTN_OPERATOR::forward(input q, input k, input v) const {
 LINATTN_MEMBER
 void LINATTN_OPERATOR::forward_causal(state_type& s, input q, input k, input v, const inputs& x, output out,
                                       workspace_type& ws) const {
-  const views gates = views_of(x);
   require_bulk("forward_causal", q, k, v, out, ws, true);
-  require_rule_inputs("forward_causal", gates, q.rows(), out);
+  require_rule_inputs("forward_causal", x, q.rows(), out);
   require_state("forward_causal", s);
   engine().template pass<detail::causal_block, detail::reads_and_writes>(
-      q.rows(), access::data(s), q, k, v, gates, out, s.first_position() + s.tokens(), access::slab(ws).data());
+      rows_of(q.rows(), s.first_position() + s.tokens(), q, k, v, x, out), access::data(s), access::slab(ws).data());
   access::add_tokens(s, k.rows());
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::forward_causal(input q, input k, input v, const inputs& x, output out,
                                       workspace_type& ws) const {
-  const views gates = views_of(x);
   require_bulk("forward_causal", q, k, v, out, ws, true);
-  require_rule_inputs("forward_causal", gates, q.rows(), out);
-  engine().template pass<detail::causal_block, detail::reads_and_writes>(q.rows(), own_state(ws), q, k, v, gates, out,
-                                                                         0, access::slab(ws).data());
+  require_rule_inputs("forward_causal", x, q.rows(), out);
+  engine().template pass<detail::causal_block, detail::reads_and_writes>(rows_of(q.rows(), 0, q, k, v, x, out),
+                                                                         own_state(ws), access::slab(ws).data());
 }
 
 LINATTN_MEMBER
@@ -336,14 +353,13 @@ row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(input q, input k, input v) c
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
-  const views gates = views_of(x);
   require("absorb", "k", k.rows(), k.cols(), k.rows(), key_heads(), head_dim(), "head_dim");
   require("absorb", "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
-  require_rule_inputs("absorb", gates, k.rows());
+  require_rule_inputs("absorb", x, k.rows());
   require_state("absorb", s);
   require_workspace("absorb", ws);
   engine().template pass<detail::half_block, detail::writes_only>(
-      k.rows(), access::data(s), {}, k, v, gates, {}, s.first_position() + s.tokens(), access::slab(ws).data());
+      rows_of(k.rows(), s.first_position() + s.tokens(), {}, k, v, x, {}), access::data(s), access::slab(ws).data());
   access::add_tokens(s, k.rows());
 }
 
@@ -372,10 +388,9 @@ auto LINATTN_OPERATOR::make_segment(Eigen::Index first_position) const -> segmen
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
-  const views gates = views_of(x);
   require("absorb", "k", k.rows(), k.cols(), k.rows(), key_heads(), head_dim(), "head_dim");
   require("absorb", "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
-  require_rule_inputs("absorb", gates, k.rows());
+  require_rule_inputs("absorb", x, k.rows());
   if (access::is_empty(s) || s.heads() != m_layout.state.heads || s.features() != features() ||
       s.value_dim() != value_dim()) {
     detail::refuse("absorb", "the segment is ", s, ", expected ",
@@ -387,8 +402,8 @@ void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x
   const Eigen::Index pieces = Eigen::Index(access::slab(s).size()) / m_layout.state.size();
   for (Eigen::Index n = 0; n < pieces; ++n) {
     engine().template pass<detail::half_block, detail::writes_only>(
-        k.rows(), access::data(s) + n * m_layout.state.size(), {}, k, n == 0 ? v : nothing, gates, {},
-        s.first_position() + s.tokens(), access::slab(ws).data());
+        rows_of(k.rows(), s.first_position() + s.tokens(), {}, k, n == 0 ? v : nothing, x, {}),
+        access::data(s) + n * m_layout.state.size(), access::slab(ws).data());
   }
   access::add_tokens(s, k.rows());
 }
@@ -408,11 +423,21 @@ void LINATTN_OPERATOR::require_read(const state_type& s, input q, output out, wo
   LINATTN_ASSERT(!detail::overlap(out, q) && "linattn: the output overlaps an input");
 }
 
+/// What a state that has seen its keys is asked by the rows of q.
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::reading_rows(const state_type& s, input q, output out) const noexcept -> rows_type {
+  rows_type rows;
+  rows.tokens = q.rows();
+  rows.position = s.first_position() + s.tokens() - q.rows();
+  rows.q = {q, head_dim()};
+  rows.out = {out, value_dim()};
+  return rows;
+}
+
 LINATTN_MEMBER
 void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_type& ws) const {
   require_read(s, q, out, ws);
-  engine().template pass<detail::half_block, detail::reads_only>(q.rows(), access::data(s), q, {}, {}, {}, out,
-                                                                 s.first_position() + s.tokens() - q.rows(),
+  engine().template pass<detail::half_block, detail::reads_only>(reading_rows(s, q, out), access::data(s),
                                                                  access::slab(ws).data());
 }
 
@@ -427,9 +452,9 @@ void LINATTN_OPERATOR::read(const state_type& s, input q, output out, workspace_
   require_read(s, q, out, ws);
   LINATTN_ASSERT(!detail::overlap(denominators, q) && !detail::overlap(denominators, out) &&
                  "linattn: the denominators overlap an input or the output");
-  engine().template pass<detail::half_block, detail::reads_only>(q.rows(), access::data(s), q, {}, {}, {}, out,
-                                                                 s.first_position() + s.tokens() - q.rows(),
-                                                                 access::slab(ws).data(), denominators);
+  rows_type rows = reading_rows(s, q, out);
+  rows.denominators = {denominators, 1};
+  engine().template pass<detail::half_block, detail::reads_only>(rows, access::data(s), access::slab(ws).data());
 }
 
 LINATTN_MEMBER
@@ -445,12 +470,11 @@ row_matrix<Scalar> LINATTN_OPERATOR::read(const state_type& s, input q) const {
 LINATTN_MEMBER
 void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, const token_inputs& x,
                             vector_view<Scalar> out_t, workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
-  const views gates = views_of(x);
-  for_each_input(gates, [&]([[maybe_unused]] const char* name, [[maybe_unused]] const input& view,
-                            [[maybe_unused]] Eigen::Index columns, const char*) {
-    LINATTN_ASSERT(view.cols() == value_heads() * columns &&
+  for_each_input(x, [&]([[maybe_unused]] const char* name, [[maybe_unused]] const token& view,
+                        [[maybe_unused]] Eigen::Index columns, const char*) {
+    LINATTN_ASSERT(view.size() == value_heads() * columns &&
                    "linattn::step: an input of the update rule is missing or of another size");
-    LINATTN_ASSERT(!detail::overlap(detail::as_row(out_t), view) &&
+    LINATTN_ASSERT(!detail::overlap(detail::as_row(out_t), detail::as_row(view)) &&
                    "linattn::step: out_t overlaps an input of the update rule");
   });
   LINATTN_ASSERT(q_t.size() == heads() * head_dim() && "linattn::step: q_t must have heads * head_dim elements");
@@ -466,9 +490,10 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, cons
                  !detail::overlap(detail::as_row(out_t), detail::as_row(k_t)) &&
                  !detail::overlap(detail::as_row(out_t), detail::as_row(v_t)) &&
                  "linattn::step: out_t overlaps an input");
-  engine().template pass<1, detail::reads_and_writes>(1, access::data(s), detail::as_row(q_t), detail::as_row(k_t),
-                                                      detail::as_row(v_t), gates, detail::as_row(out_t),
-                                                      s.first_position() + s.tokens(), access::slab(ws).data());
+  engine().template pass<1, detail::reads_and_writes>(
+      rows_of(1, s.first_position() + s.tokens(), detail::as_row(q_t), detail::as_row(k_t), detail::as_row(v_t), x,
+              detail::as_row(out_t)),
+      access::data(s), access::slab(ws).data());
   access::add_tokens(s, 1);
 }
 
@@ -491,7 +516,7 @@ void LINATTN_OPERATOR::step(std::span<state_type> states, input q, input k, inpu
   const auto count = Eigen::Index(states.size());
   LINATTN_ASSERT(q.rows() == count && k.rows() == count && v.rows() == count && out.rows() == count &&
                  "linattn::step: q, k, v and out must have one row for each state");
-  for_each_input(views_of(x), [&](const char*, [[maybe_unused]] const input& view, Eigen::Index, const char*) {
+  for_each_input(x, [&](const char*, [[maybe_unused]] const input& view, Eigen::Index, const char*) {
     LINATTN_ASSERT(view.rows() == count &&
                    "linattn::step: an input of the update rule must have one row for each state");
   });

@@ -4,7 +4,7 @@
 #include <linattn/detail/differentiable.hpp>
 #include <linattn/detail/layout.hpp>
 #include <linattn/detail/registers.hpp>
-#include <linattn/matrix_view.hpp>
+#include <linattn/detail/sequence_rows.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +15,8 @@ namespace detail {
 
 /// to (rows, padded n) = [f(x) 0] of x (rows, n), whole registers: padding is zero, not f(0). Nothing is read past a
 /// row. `to` is aligned, x need not be.
-template <class T, class F>
-LINATTN_INLINE void transform_rows(const T* x, Eigen::Index x_stride, Eigen::Index rows, Eigen::Index n, T* to,
+template <class S, class T, class F>
+LINATTN_INLINE void transform_rows(const S* x, Eigen::Index x_stride, Eigen::Index rows, Eigen::Index n, T* to,
                                    Eigen::Index to_stride, const F& f) {
   using P = packet<T>;
   if (x_stride == n && to_stride == n) n *= rows, rows = 1;  // one long row: short ones cost as much as what they hold
@@ -30,8 +30,8 @@ LINATTN_INLINE void transform_rows(const T* x, Eigen::Index x_stride, Eigen::Ind
 /// phi (rows, C) of x (rows, D), for queries of query_scale x. Rows of phi are feature_stride apart and zero beyond C;
 /// rows up to the next multiple of `block` are zeroed, so that the kernel may run whole micro-blocks. `where` is the
 /// position and head of row 0. Of several readers, each takes one of `readers` rows of a token.
-template <role Role, class Map, class T, class Layout>
-LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const T* x, Eigen::Index x_stride,
+template <role Role, class Map, class S, class T, class Layout>
+LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const S* x, Eigen::Index x_stride,
                                   Eigen::Index rows, Eigen::Index block, T query_scale, const tile_position& where,
                                   T* tile_scratch, T* phi, Eigen::Index readers = 1) {
   using P = packet<T>;
@@ -74,41 +74,35 @@ LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const T*
 }
 
 /// to (rows, n) of x (rows, n), zero-padded like features; rows `stride` apart.
-template <class T>
-LINATTN_INLINE void pack_rows(const T* x, Eigen::Index x_stride, Eigen::Index rows, Eigen::Index n, Eigen::Index block,
+template <class S, class T>
+LINATTN_INLINE void pack_rows(const S* x, Eigen::Index x_stride, Eigen::Index rows, Eigen::Index n, Eigen::Index block,
                               T* to, Eigen::Index stride) {
   transform_rows(x, x_stride, rows, n, to, stride, [](const packet<T>& value) LINATTN_INLINE_LAMBDA { return value; });
   std::fill(to + rows * stride, to + round_up(rows, block) * stride, T(0));
 }
 
 /// values (rows, M) of v (rows, M), zero-padded like features.
-template <class T, class Layout>
-LINATTN_INLINE void pack_values(const Layout& layout, const T* v, Eigen::Index v_stride, Eigen::Index rows,
+template <class S, class T, class Layout>
+LINATTN_INLINE void pack_values(const Layout& layout, const S* v, Eigen::Index v_stride, Eigen::Index rows,
                                 Eigen::Index block, T* values) {
   pack_rows(v, v_stride, rows, Eigen::Index(layout.state.value_dim), block, values, layout.state.row_stride());
 }
 
-/// What a rule takes beside q, k and v: rows of tokens, those it does not take empty.
-template <class T>
-struct rule_views {
-  matrix_view<const T> log_decay;           // (N, H), or (N, H C) per feature
-  matrix_view<const T> beta;                // (N, H)
-  matrix_view<const T> a;                   // (N, H C)
-  matrix_view<const T> b;                   // (N, H C)
-  matrix_view<const T> bonus;               // (N, H C)
-  const double* fixed_log_decay = nullptr;  // (H)
-};
-
 /// decay (rows) or (rows, C) = exp(log_decay) of one head, or where the rule is log-scaled log_decay itself, and its
 /// sum over the rows added to `total`, (1) or (C). Rows up to the next multiple of `block` have decay 1.
-template <rule_traits Rule, class T, class Layout>
-LINATTN_INLINE void pack_decays(const Layout& layout, const rule_views<T>& x, Eigen::Index first, Eigen::Index rows,
-                                Eigen::Index head, Eigen::Index block, T* decay, T* total) {
+template <rule_traits Rule, class S, class T, class Layout>
+LINATTN_INLINE void pack_decays(const Layout& layout, const rule_inputs<token_rows<const S>, Rule>& x,
+                                Eigen::Index first, Eigen::Index rows, Eigen::Index head, Eigen::Index block, T* decay,
+                                T* total) {
   using P = packet<T>;
   if constexpr (Rule.decay == decay_kind::per_head) {
     T sum(0);
     for (Eigen::Index r = 0; r < rows; ++r) {
-      decay[r] = Rule.fixed_decay ? T(x.fixed_log_decay[head]) : x.log_decay(first + r, head);
+      if constexpr (Rule.fixed_decay) {
+        decay[r] = T(x.fixed_log_decay[head]);
+      } else {
+        decay[r] = T(*x.log_decay.at(first + r, head));
+      }
       sum += decay[r];
     }
     *total += sum;
@@ -120,8 +114,8 @@ LINATTN_INLINE void pack_decays(const Layout& layout, const rule_views<T>& x, Ei
   } else {
     const Eigen::Index features = layout.state.features;
     const Eigen::Index stride = layout.state.feature_stride();
-    const T* const from = x.log_decay.row(first) + head * features;
-    transform_rows(from, x.log_decay.row_stride(), rows, features, decay, stride,
+    const S* const from = x.log_decay.at(first, head);
+    transform_rows(from, x.log_decay.row_stride, rows, features, decay, stride,
                    [](const P& value) LINATTN_INLINE_LAMBDA {
                      if constexpr (Rule.log_scaled) return value;
                      return exp(value);
@@ -129,7 +123,7 @@ LINATTN_INLINE void pack_decays(const Layout& layout, const rule_views<T>& x, Ei
     std::fill(decay + rows * stride, decay + round_up(rows, block) * stride, T(1));
     for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
       P sum = P::load(total + c);
-      for (Eigen::Index r = 0; r < rows; ++r) sum = sum + load_up_to(from + r * x.log_decay.row_stride() + c, left);
+      for (Eigen::Index r = 0; r < rows; ++r) sum = sum + load_up_to(from + r * x.log_decay.row_stride + c, left);
       sum.store(total + c);
     });
   }
@@ -197,11 +191,11 @@ LINATTN_INLINE void scale_queries(Eigen::Index rows, Eigen::Index features, Eige
   }
 }
 
-/// to (rows) = column `head` of x, zero up to the next multiple of `block`.
-template <class T>
-LINATTN_INLINE void pack_column(const matrix_view<const T>& x, Eigen::Index first, Eigen::Index rows, Eigen::Index head,
+/// to (rows) = what x has for `head`, one number a token, zero up to the next multiple of `block`.
+template <class S, class T>
+LINATTN_INLINE void pack_column(const token_rows<const S>& x, Eigen::Index first, Eigen::Index rows, Eigen::Index head,
                                 Eigen::Index block, T* to) {
-  for (Eigen::Index r = 0; r < rows; ++r) to[r] = x(first + r, head);
+  for (Eigen::Index r = 0; r < rows; ++r) to[r] = T(*x.at(first + r, head));
   std::fill(to + rows, to + round_up(rows, block), T(0));
 }
 
@@ -241,9 +235,9 @@ struct power_of_e {
 
 /// out (rows, M) from outputs (rows, M), times the two Factors of the denominators (rows) where Normalizes; of several
 /// readers, one of `readers` rows of a token. Only the rows' own elements are written.
-template <bool Normalizes, template <class> class Factors = reciprocal, class T, class Layout, class Policy>
+template <bool Normalizes, template <class> class Factors = reciprocal, class T, class Layout, class Policy, class S>
 LINATTN_INLINE void unpack_outputs(const Layout& layout, const T* outputs, const T* denominators, const Policy& policy,
-                                   T* out, Eigen::Index out_stride, Eigen::Index rows, Eigen::Index readers = 1) {
+                                   S* out, Eigen::Index out_stride, Eigen::Index rows, Eigen::Index readers = 1) {
   using P = packet<T>;
   const Eigen::Index value_dim = layout.state.value_dim;
   const Eigen::Index whole = value_dim / P::size * P::size;

@@ -54,12 +54,12 @@ mutation(last_panel_dropped detail/kernel.hpp LastColumnsAreWritten
   "for (; m + size < row_stride; m += size) panel(")
 
 mutation(second_tile_reads_the_first detail/engine.hpp EveryTileReadsItsOwnRows
-  "pack_features<role::query>(map, layout, q.row(first)"
-  "pack_features<role::query>(map, layout, q.row(0)")
+  "pack_features<role::query>(map, layout, x.q.at(first, from)"
+  "pack_features<role::query>(map, layout, x.q.at(0, from)")
 
 mutation(heads_read_the_first_ones_queries detail/engine.hpp HeadsAreSeparate
-  "pack_features<role::query>(map, layout, q.row(first) + head * head_dim"
-  "pack_features<role::query>(map, layout, q.row(first)")
+  "pack_features<role::query>(map, layout, x.q.at(first, from)"
+  "pack_features<role::query>(map, layout, x.q.at(first, 0)")
 
 mutation(query_scale_dropped detail/packing.hpp QueryScaleMultipliesQueries
   "f(values * scale)"
@@ -99,8 +99,8 @@ mutation(silence_kept detail/kernel.hpp SilenceEndsInZeros
   "if (clears && rows < 0) unroll<Packets>(")
 
 mutation(bonus_of_the_first_head detail/engine.hpp DecaysAndBonusAreThoseOfTheRecurrence
-  "bonus.row(first + r) + head * features;"
-  "bonus.row(first + r);")
+  "bonus.at(first + r, head);"
+  "bonus.at(first + r, 0);")
 
 mutation(total_log_decay_without_the_last_token detail/packing.hpp StateCarriesItsTotalLogDecay
   "for (Eigen::Index r = 0; r < rows; ++r) sum = sum + load_up_to("
@@ -115,12 +115,12 @@ mutation(padding_tokens_forget_heads detail/packing.hpp CorrectionsAreThoseOfThe
   "std::fill(decay + rows, decay + round_up(rows, block), T(0));")
 
 mutation(second_tile_decays_as_the_first detail/packing.hpp CorrectionsAreThoseOfTheRecurrence
-  "x.log_decay(first + r, head);"
-  "x.log_decay(r, head);")
+  "x.log_decay.at(first + r, head)"
+  "x.log_decay.at(r, head)")
 
 mutation(beta_of_the_first_head detail/packing.hpp CorrectionsAreThoseOfTheRecurrence
-  "to[r] = x(first + r, head);"
-  "to[r] = x(first + r, 0);")
+  "to[r] = T(*x.at(first + r, head));"
+  "to[r] = T(*x.at(first + r, 0));")
 
 mutation(what_a_block_writes_does_not_decay detail/correction.hpp CorrectionsAreThoseOfTheRecurrence
   "const P row = Rule.decay == decay_kind::none ? writing[w][j] : writing[w][j] * rest;"
