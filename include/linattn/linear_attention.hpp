@@ -29,6 +29,7 @@
 #include <linattn/workspace.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <span>
 
 LINATTN_NAMESPACE_BEGIN
@@ -156,10 +157,21 @@ class linear_attention {
   Eigen::Index output_heads() const noexcept { return m_layout.heads.outputs(); }  ///< heads of out: max(q's, v's)
   bool normalizes() const noexcept { return m_normalizes; }
   const FeatureMap& feature_map() const noexcept { return m_map; }
+  const UpdateRule& update_rule() const noexcept { return m_rule; }
 
   /// A state that has seen nothing, its first key to stand at first_position. Memory: H (C M + C) accumulators; one
   /// allocation, none with fixed sizes.
   state_type make_state(Eigen::Index first_position = 0) const;
+
+  /// The same in memory of the caller's, which must outlive it: at least state_bytes() on a boundary of
+  /// state_alignment(); else throws std::invalid_argument. No allocation. What such a state is: state.hpp.
+  /// attach_state takes what the memory holds: a state that was made there, or the bytes of one, copied; other contents
+  /// throw. With compile-time sizes neither is there: sizeof(state_type) is state_bytes(), and a state is made in
+  /// place by new (memory) state_type(attn.make_state()).
+  state_type make_state(std::span<std::byte> memory, Eigen::Index first_position = 0) const;
+  state_type attach_state(std::span<std::byte> memory) const;
+  Eigen::Index state_bytes() const noexcept { return m_layout.state.bytes(); }
+  static constexpr Eigen::Index state_alignment() noexcept { return Eigen::Index(detail::slab_alignment); }
 
   /// Scratch for one thread, of a size that does not depend on N. One allocation, none with fixed sizes.
   workspace_type make_workspace() const { return detail::engine_access::make_workspace<workspace_type>(m_layout); }
@@ -330,6 +342,7 @@ class linear_attention {
   void run_vjp_causal(const gradient_arguments& a, const T* initial, T* dstate, Eigen::Index position,
                       workspace_type& ws) const;
   bool fits(const state_type& s) const noexcept;
+  T* state_memory(const char* function, std::span<std::byte> memory) const;
   T* own_state(workspace_type& ws) const noexcept;
   void run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out, workspace_type& ws) const;
 

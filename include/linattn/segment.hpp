@@ -162,6 +162,7 @@ class segment {
     reset();
   }
 
+  void add_tokens(Eigen::Index n) noexcept { m_tokens += n; }
   const T* head_data(Eigen::Index head) const {
     if (m_slab.size() == 0) detail::refuse("segment", "this segment is empty (default-made or moved from)");
     if (head < 0 || head >= heads()) {
@@ -192,7 +193,7 @@ void state<Rule, T, Features, ValueDim, Heads>::merge(const segment<Rule, T, Fea
       Eigen::Map<row_vector<T>>(head_data(h) + m_layout.log_decay_offset(), m_layout.decays()) += later.log_decay(h);
     }
   }
-  m_tokens += later.tokens();
+  add_tokens(later.tokens());
 }
 
 LINATTN_NAMESPACE_END

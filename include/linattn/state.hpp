@@ -3,6 +3,7 @@
 
 #include <linattn/detail/checks.hpp>
 #include <linattn/detail/layout.hpp>
+#include <linattn/detail/state_storage.hpp>
 #include <linattn/matrix_view.hpp>
 
 #include <Eigen/Core>
@@ -11,18 +12,6 @@
 #include <limits>
 
 LINATTN_NAMESPACE_BEGIN
-
-namespace detail {
-/// What a state must agree on, for messages.
-struct state_sizes {
-  Eigen::Index heads;
-  Eigen::Index features;
-  Eigen::Index value_dim;
-};
-inline void append(std::string& text, const state_sizes& part) {
-  text += sentence("(", part.heads, " heads, ", part.features, " features, ", part.value_dim, " values)");
-}
-}  // namespace detail
 
 template <rule_traits Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
 class segment;
@@ -33,15 +22,28 @@ class segment;
 ///
 /// A value: a copy forks the sequence (beam search, prefix caches, snapshots to roll back to), assignment between equal
 /// sizes does not allocate. A moved-from or default-made state is empty, and refused by every verb with a sentence;
-/// with compile-time sizes there is no empty state: default-made is fresh, and moving copies. One 64-byte aligned slab
-/// [head][C][M] with rows padded to whole packets; inline, without heap, where C, M and H are compile-time constants.
-/// Memory: H (C M + C) elements of T plus padding, whatever the number of tokens. Threads: any number may read one
-/// state; writing needs exclusive access.
+/// with compile-time sizes there is no empty state: default-made is fresh, and moving copies. Memory: H (C M + C)
+/// elements of T plus padding, whatever the number of tokens. Threads: any number may read one state; writing needs
+/// exclusive access.
+///
+/// All of it is one block of state_bytes() bytes, 64-byte aligned: [head][C][M] with rows padded to whole packets, and
+/// a trailer with the token count and the first position. A copy of the bytes is a copy of the state, also in memory
+/// that is shared between processes of one build; files and other builds take `save` (state_io.hpp).
+///   compile-time C, M, H   the object itself: sizeof(state), trivially copyable
+///   make_state(), copies   on the heap
+///   attached               memory of the caller's, which must outlive the state (make_state(memory), attach_state).
+///                          A copy of such a state is on the heap. Assigning to it, from whatever state, writes into
+///                          its memory, and throws std::invalid_argument for one of other sizes. Constructed by a
+///                          move, or moved into a state that is not attached, it stays attached. Two states attached
+///                          to one memory are one state.
 ///
 /// Entries are sums that never forget under the additive rule: a float entry stops growing at 2^24 additions of one.
 template <rule_traits Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
-class state {
+class state : detail::state_storage<T, detail::state_layout<T, Features, ValueDim, Heads, Rule>> {
   using layout_type = detail::state_layout<T, Features, ValueDim, Heads, Rule>;
+  using storage = detail::state_storage<T, layout_type>;
+  using storage::m_layout;
+  using storage::m_slab;
 
  public:
   using scalar = T;
@@ -51,7 +53,7 @@ class state {
   using const_k_sum_view = Eigen::Map<const row_vector<T>>;
 
   state() {
-    if constexpr (layout_type::is_fixed) m_layout.clear(m_slab.data());
+    if constexpr (layout_type::is_fixed) m_layout.begin(m_slab.data(), 0);
   }
 
   Eigen::Index heads() const noexcept { return m_layout.heads; }
@@ -59,9 +61,11 @@ class state {
   Eigen::Index value_dim() const noexcept { return m_layout.value_dim; }
 
   /// Keys absorbed since the state was made or reset.
-  Eigen::Index tokens() const noexcept { return m_tokens; }
+  Eigen::Index tokens() const noexcept { return m_slab.size() == 0 ? 0 : m_layout.trailer(m_slab.data()).tokens; }
   /// Position of the first key; key number n stands at first_position() + n.
-  Eigen::Index first_position() const noexcept { return m_first_position; }
+  Eigen::Index first_position() const noexcept {
+    return m_slab.size() == 0 ? 0 : m_layout.trailer(m_slab.data()).first_position;
+  }
 
   /// S of one head (C, M): an unpadded view, writable on a mutable state. Throws for a head that is not there.
   kv_view kv(Eigen::Index head) {
@@ -103,8 +107,7 @@ class state {
 
   /// Back to a state just made, bit for bit, first_position() kept; no allocation. An empty one stays empty.
   void reset() noexcept {
-    if (m_slab.size() != 0) m_layout.clear(m_slab.data());
-    m_tokens = 0;
+    if (m_slab.size() != 0) m_layout.begin(m_slab.data(), first_position());
   }
 
   /// Appends: what this state has absorbed, then what `later` has.
@@ -128,7 +131,7 @@ class state {
     for (Eigen::Index h = 0; h < heads(); ++h) {
       append_head(m_slab.data() + h * m_layout.head_stride(), later.m_slab.data() + h * m_layout.head_stride());
     }
-    m_tokens += later.m_tokens;
+    add_tokens(later.tokens());
   }
 
   /// Appends what a segment holds, for the rules that correct (segment.hpp): S = A S + X; to rounding, absorbing its
@@ -145,10 +148,13 @@ class state {
  private:
   friend struct detail::engine_access;
 
-  state(const layout_type& layout, Eigen::Index first_position)
-      : m_layout(layout), m_slab(layout.size()), m_first_position(first_position) {
-    m_layout.clear(m_slab.data());
+  state(const layout_type& layout, Eigen::Index first_position) : storage(layout) {
+    m_layout.begin(m_slab.data(), first_position);
   }
+  /// Attached to memory that holds a state.
+  state(const layout_type& layout, T* memory) noexcept : storage(layout, memory) {}
+
+  void add_tokens(Eigen::Index n) noexcept { m_layout.add_tokens(m_slab.data(), n); }
 
   const T* head_data(Eigen::Index head) const {
     if (m_slab.size() == 0) detail::refuse("state", "this state is empty (default-made or moved from)");
@@ -182,13 +188,6 @@ class state {
   }
 
   T* head_data(Eigen::Index head) { return const_cast<T*>(std::as_const(*this).head_data(head)); }
-
-  static constexpr Eigen::Index slab_size = layout_type::is_fixed ? layout_type().size() : Eigen::Dynamic;
-
-  layout_type m_layout;
-  detail::slab<T, slab_size> m_slab;
-  Eigen::Index m_tokens = 0;
-  Eigen::Index m_first_position = 0;
 };
 
 LINATTN_NAMESPACE_END

@@ -25,6 +25,10 @@ struct engine_access {
   static State make_state(const Layout& layout, Eigen::Index first_position) {
     return State(layout, first_position);
   }
+  template <class State, class Layout, class T>
+  static State attach_state(const Layout& layout, T* memory) noexcept {
+    return State(layout, memory);
+  }
   template <class Workspace, class Layout>
   static Workspace make_workspace(const Layout& layout) {
     return Workspace(layout);
@@ -35,11 +39,11 @@ struct engine_access {
   }
   template <class State>
   static bool is_empty(const State& state) noexcept {
-    return state.m_slab.size() != std::size_t(state.m_layout.size()) || state.m_slab.size() == 0;
+    return state.m_slab.size() == 0;
   }
   template <class State>
   static void add_tokens(State& state, Eigen::Index n) noexcept {
-    state.m_tokens += n;
+    state.add_tokens(n);
   }
   template <class Draft>
   static void set_tokens(Draft& draft, Eigen::Index n, Eigen::Index position) noexcept {

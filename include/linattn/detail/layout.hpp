@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <type_traits>
@@ -167,6 +169,14 @@ struct one_by_one : Map {
   explicit constexpr one_by_one(const Map& map) noexcept : Map(map) {}
 };
 
+/// What stands behind the heads of a state, in one cache line: with it the bytes of a state are all of it.
+struct state_trailer {
+  std::uint64_t tag;            // state_layout::tag(), or this is no state of that layout
+  std::int64_t tokens;          // keys absorbed
+  std::int64_t first_position;  // of the first of them
+  std::int64_t mark;            // 0 but while slots are looked through for duplicates (state_pool.hpp)
+};
+
 /// [head][C][M] with rows padded to whole packets, each head on a cache line and followed by those of z (C), the total
 /// log-decay (C, or one for a decay per head) and the log scale mu (C) that its rule keeps.
 template <class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads,
@@ -192,9 +202,48 @@ struct state_layout {
   constexpr Eigen::Index head_stride() const noexcept {
     return log_scale_offset() + (Rule.log_scaled ? round_up(feature_stride(), line<T>) : 0);
   }
+  /// Elements of all heads: what a pass works on.
   constexpr Eigen::Index size() const noexcept { return heads * head_stride(); }
+  /// Elements of a state, bytes of them: the heads and the trailer.
+  constexpr Eigen::Index slab_size() const noexcept { return size() + line<T>; }
+  constexpr Eigen::Index bytes() const noexcept { return slab_size() * Eigen::Index(sizeof(T)); }
 
-  /// To what a sequence begins with: zeros, and the scales of no key.
+  state_trailer trailer(const T* slab) const noexcept {
+    state_trailer t;
+    std::memcpy(&t, slab + size(), sizeof t);
+    return t;
+  }
+  void set_trailer(T* slab, const state_trailer& t) const noexcept {
+    static_assert(sizeof t <= slab_alignment && std::is_trivially_copyable_v<state_trailer>);
+    std::memcpy(slab + size(), &t, sizeof t);
+  }
+  void add_tokens(T* slab, Eigen::Index n) const noexcept {
+    state_trailer t = trailer(slab);
+    t.tokens += n;
+    set_trailer(slab, t);
+  }
+  /// Whether memory of bytes() bytes holds a state of this layout.
+  bool holds_state(const T* slab) const noexcept { return trailer(slab).tag == tag(); }
+
+  /// A number that other sizes, rules, scalars and packets do not have: FNV-1a of them, a number a time.
+  constexpr std::uint64_t tag() const noexcept {
+    std::uint64_t hash = 0xCBF29CE484222325U;
+    for (const Eigen::Index number :
+         {Eigen::Index(features), Eigen::Index(value_dim), Eigen::Index(heads), row_stride(), Eigen::Index(sizeof(T)),
+          decays(), Eigen::Index(Rule.corrects), Eigen::Index(Rule.normalizes), Eigen::Index(Rule.log_scaled)}) {
+      hash = (hash ^ std::uint64_t(number)) * 0x100000001B3U;
+    }
+    return hash;
+  }
+
+  /// All of a state that has seen nothing.
+  void begin(T* slab, Eigen::Index first_position) const noexcept {
+    clear(slab);
+    std::memset(slab + size(), 0, slab_alignment);
+    set_trailer(slab, {tag(), 0, first_position, 0});
+  }
+
+  /// The heads to what a sequence begins with: zeros, and the scales of no key.
   void clear(T* slab) const noexcept {
     std::fill(slab, slab + size(), T(0));
     for (Eigen::Index h = 0; Rule.log_scaled && h < heads; ++h) {

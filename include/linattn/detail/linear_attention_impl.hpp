@@ -119,6 +119,23 @@ auto LINATTN_OPERATOR::make_state(Eigen::Index first_position) const -> state_ty
   return access::make_state<state_type>(m_layout.state, first_position);
 }
 
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::make_state(std::span<std::byte> memory, Eigen::Index first_position) const -> state_type {
+  T* const slab = state_memory("make_state", memory);
+  m_layout.state.begin(slab, first_position);
+  return access::attach_state<state_type>(m_layout.state, slab);
+}
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::attach_state(std::span<std::byte> memory) const -> state_type {
+  T* const slab = state_memory("attach_state", memory);
+  if (!m_layout.state.holds_state(slab)) {
+    detail::refuse("attach_state", "the memory holds no state of ", detail::sizes_of(m_layout.state),
+                   " and this operator's rule and scalar; make_state(memory) begins one there");
+  }
+  return access::attach_state<state_type>(m_layout.state, slab);
+}
+
 // ---- checks ---------------------------------------------------------------------------------------------------------
 
 LINATTN_MEMBER
@@ -135,6 +152,14 @@ LINATTN_MEMBER
 bool LINATTN_OPERATOR::fits(const state_type& s) const noexcept {
   return !access::is_empty(s) && s.heads() == value_heads() && s.features() == features() &&
          s.value_dim() == value_dim();
+}
+
+LINATTN_MEMBER
+auto LINATTN_OPERATOR::state_memory(const char* function, std::span<std::byte> memory) const -> T* {
+  static_assert(!decltype(layout_type::state)::is_fixed,
+                "linattn: a state of compile-time sizes is its own memory and attaches to none; construct it where it "
+                "shall be: new (memory) state_type(attn.make_state())");
+  return detail::state_memory<T>(function, m_layout.state, memory.data(), Eigen::Index(memory.size()));
 }
 
 LINATTN_MEMBER
