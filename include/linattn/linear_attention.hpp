@@ -120,6 +120,7 @@ class linear_attention {
   using scalar = Scalar;
   using accumulator_type = accumulator_t<Scalar>;
   using feature_map_type = FeatureMap;
+  using update_rule_type = UpdateRule;
   using input = matrix_view<const Scalar>;
   using output = matrix_view<Scalar>;
   using token = vector_view<const Scalar>;
@@ -302,6 +303,7 @@ class linear_attention {
   gradients_with_inputs vjp_causal(input q, input k, input v, const inputs& x, input dout) const;
 
  private:
+  friend struct detail::engine_access;
   using T = accumulator_type;
   using layout_type =
       detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, detail::is_differentiable<FeatureMap, T>, rule>;
@@ -339,8 +341,9 @@ class linear_attention {
                                            output dv, const input_gradients& dx, parameter_gradient* dmap) const;
   gradients<Scalar> make_gradients(input q, input k, input v) const;
   gradients_with_inputs make_gradients(input q, input k, input v, const inputs& x) const;
-  void run_vjp_causal(const gradient_arguments& a, const T* initial, T* dstate, Eigen::Index position,
-                      workspace_type& ws) const;
+  void require_differentiable(const char* function) const;
+  void run_vjp(const gradient_arguments& a, workspace_type& ws) const;
+  void run_vjp_causal(const gradient_arguments& a, const state_type* s0, state_type* ds, workspace_type& ws) const;
   bool fits(const state_type& s) const noexcept;
   T* state_memory(const char* function, std::span<std::byte> memory) const;
   T* own_state(workspace_type& ws) const noexcept;

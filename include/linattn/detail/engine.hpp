@@ -54,6 +54,54 @@ struct engine_access {
   static auto& slab(Workspace& workspace) noexcept {
     return workspace.m_slab;
   }
+
+  // What batch.hpp needs of an operator and of the states it is given.
+
+  template <class Attention>
+  using layout_type = typename Attention::layout_type;
+  template <class Attention>
+  static const auto& layout(const Attention& attn) noexcept {
+    return attn.m_layout;
+  }
+  template <class Attention>
+  static auto engine(const Attention& attn) noexcept {
+    return attn.engine();
+  }
+  template <class Attention, class Inputs, class F>
+  static void for_each_input(const Attention& attn, const Inputs& x, const F& f) {
+    attn.for_each_input(x, f);
+  }
+  template <class Attention>
+  static auto no_inputs() {
+    return Attention::no_inputs();
+  }
+  template <class Attention, class Workspace>
+  static void require_workspace(const Attention& attn, const char* function, Workspace& ws) {
+    attn.require_workspace(function, ws);
+  }
+  template <class Attention, class State>
+  static void require_state(const Attention& attn, const char* function, const State& s) {
+    attn.require_state(function, s);
+  }
+  template <class Attention>
+  static void require_gradient(const Attention& attn, const char* function) {
+    attn.require_differentiable(function);
+  }
+  template <class Attention, class Arguments>
+  static void run_vjp(const Attention& attn, const Arguments& a, typename Attention::workspace_type& ws) {
+    attn.run_vjp(a, ws);
+  }
+  template <class Attention, class Arguments, class State>
+  static void run_vjp_causal(const Attention& attn, const Arguments& a, const State* initial, State* dstate,
+                             typename Attention::workspace_type& ws) {
+    attn.run_vjp_causal(a, initial, dstate, ws);
+  }
+  /// f(span of states) or f(pool), or neither where there are none.
+  template <class States, class F>
+  static void visit(const States& states, const F& f) {
+    if (states.m_kind == States::kind::states) f(states.m_states);
+    if (states.m_kind == States::kind::pool) f(states.m_pool);
+  }
 };
 
 /// Tokens of a micro-block: of a verb's own number, or for one that corrects of its own.

@@ -244,9 +244,11 @@ struct state_layout {
   }
 
   /// The heads to what a sequence begins with: zeros, and the scales of no key.
-  void clear(T* slab) const noexcept {
-    std::fill(slab, slab + size(), T(0));
-    for (Eigen::Index h = 0; Rule.log_scaled && h < heads; ++h) {
+  void clear(T* slab) const noexcept { clear(slab, 0, heads); }
+  /// Some of them, [first, last).
+  void clear(T* slab, Eigen::Index first, Eigen::Index last) const noexcept {
+    std::fill(slab + first * head_stride(), slab + last * head_stride(), T(0));
+    for (Eigen::Index h = first; Rule.log_scaled && h < last; ++h) {
       T* const scales = slab + h * head_stride() + log_scale_offset();
       std::fill(scales, scales + feature_stride(), std::numeric_limits<T>::lowest());
     }

@@ -30,9 +30,7 @@ auto LINATTN_OPERATOR::gradient_arguments_of(input q, input k, input v, const in
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, input v, const inputs& x, input dout,
-                                        output dq, output dk, output dv, const input_gradients& dx, workspace_type& ws,
-                                        bool causal) const {
+void LINATTN_OPERATOR::require_differentiable(const char* function) const {
   static_assert(detail::has_gradient(rule),
                 "linattn: the gradient of this update rule is not built; additive, decay, gated, delta and gated_delta "
                 "have one");
@@ -46,6 +44,13 @@ void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, 
     detail::refuse(function, "heads is ", heads(), ", key_heads is ", key_heads(), " and value_heads is ",
                    value_heads(), ": gradients of shared heads are not built yet");
   }
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, input v, const inputs& x, input dout,
+                                        output dq, output dk, output dv, const input_gradients& dx, workspace_type& ws,
+                                        bool causal) const {
+  require_differentiable(function);
   require_inputs(function, q, k, v, causal);
   require_rule_inputs(function, x, k.rows());
   require(function, "dout", dout.rows(), dout.cols(), q.rows(), heads(), value_dim(), "value_dim");
@@ -78,9 +83,19 @@ void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, 
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::run_vjp_causal(const gradient_arguments& a, const T* initial, T* dstate, Eigen::Index position,
+void LINATTN_OPERATOR::run_vjp(const gradient_arguments& a, workspace_type& ws) const {
+  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
+      .noncausal(own_state(ws), 0, a.keys - a.queries);
+}
+
+/// From nothing, and with nothing behind it, where s0 and ds are null.
+LINATTN_MEMBER
+void LINATTN_OPERATOR::run_vjp_causal(const gradient_arguments& a, const state_type* s0, state_type* ds,
                                       workspace_type& ws) const {
   T* const scratch = access::slab(ws).data();
+  const T* const initial = s0 == nullptr ? nullptr : access::data(*s0);
+  T* const dstate = ds == nullptr ? own_state(ws) : access::data(*ds);
+  const Eigen::Index position = s0 == nullptr ? 0 : s0->first_position() + s0->tokens();
   if constexpr (rule.corrects != correction::none) {
     detail::correction_gradient_engine<FeatureMap, T, layout_type>(engine(), a, scratch)
         .causal(initial, dstate, position);
@@ -111,8 +126,7 @@ void LINATTN_OPERATOR::vjp(input q, input k, input v, input dout, output dq, out
                 "tokens matters; use vjp_causal");
   require_gradient("vjp", q, k, v, no_inputs(), dout, dq, dk, dv, {}, ws, false);
   const gradient_arguments a = gradient_arguments_of(q, k, v, no_inputs(), dout, dq, dk, dv, {}, dmap);
-  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
-      .noncausal(own_state(ws), 0, k.rows() - q.rows());
+  run_vjp(a, ws);
 }
 
 LINATTN_MEMBER
@@ -124,7 +138,7 @@ void LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input 
   require_state("vjp_causal", s0);
   require_state("vjp_causal", ds);
   LINATTN_ASSERT(&s0 != &ds && "linattn: the gradient of the state is another state");
-  run_vjp_causal(a, access::data(s0), access::data(ds), s0.first_position() + s0.tokens(), ws);
+  run_vjp_causal(a, &s0, &ds, ws);
 }
 
 LINATTN_MEMBER
@@ -133,7 +147,7 @@ void LINATTN_OPERATOR::vjp_causal(input q, input k, input v, const inputs& x, in
                                   parameter_gradient* dmap) const {
   require_gradient("vjp_causal", q, k, v, x, dout, dq, dk, dv, dx, ws, true);
   const gradient_arguments a = gradient_arguments_of(q, k, v, x, dout, dq, dk, dv, dx, dmap);
-  run_vjp_causal(a, nullptr, own_state(ws), 0, ws);
+  run_vjp_causal(a, nullptr, nullptr, ws);
 }
 
 LINATTN_MEMBER

@@ -25,8 +25,6 @@ struct token_rows {
   LINATTN_INLINE constexpr U* at(Eigen::Index token, Eigen::Index head) const noexcept {
     return data + token * row_stride + head * head_stride;
   }
-  /// The same from token `first` on.
-  constexpr token_rows from(Eigen::Index first) const noexcept { return {at(first, 0), row_stride, head_stride}; }
 };
 
 /// What a rule does not take, in the place of what it would: no memory, and nothing to set up in a decode step.
@@ -69,6 +67,25 @@ struct sequence_rows {
   rule_inputs<token_rows<const S>, Rule> gates;
   token_rows<S> out;
   token_rows<T> denominators;  // (N, H): q.z before the policy, where its data is not null
+
+  /// f(rows) for everything that has a row a token.
+  template <class F>
+  constexpr void for_each(const F& f) {
+    f(q), f(k), f(v), f(out), f(denominators);
+    if constexpr (decltype(gates)::has_log_decay) f(gates.log_decay);
+    if constexpr (decltype(gates)::has_beta) f(gates.beta);
+    if constexpr (decltype(gates)::has_rank_one) f(gates.a), f(gates.b);
+    if constexpr (decltype(gates)::has_bonus) f(gates.bonus);
+  }
+
+  /// `count` of the tokens alone, from `first` on.
+  constexpr void narrow(Eigen::Index first, Eigen::Index count) {
+    tokens = count;
+    position += first;
+    for_each([&](auto& rows) {
+      if (rows.data != nullptr) rows.data += first * rows.row_stride;
+    });
+  }
 };
 
 }  // namespace detail
