@@ -74,12 +74,13 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   void causal(const T* initial, T* dstate, Eigen::Index position) const {
     const Eigen::Index tokens = m_a.queries;
     begin(initial);
-    for_each_tile<false>(tokens, [&](const head_tile& t, const head_tile& next) { forwards(t, next, position); });
+    for_each_tile<false>(tokens, m_a.kept_keys,
+                         [&](const head_tile& t, const head_tile& next) { forwards(t, next, position); });
     this->begin_decay_sums(dstate, [&](Eigen::Index h, Eigen::Index c, Eigen::Index m) {
       return transposed(h)[m * feature_stride() + c];
     });
     transpose_all(dstate);
-    for_each_tile<true>(tokens,
+    for_each_tile<true>(tokens, m_a.kept_keys,
                         [&](const head_tile& t, const head_tile& next) { backwards(t, next, position, dstate); });
     this->decay_initial(dstate);
   }
@@ -88,11 +89,12 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   void noncausal(T* dstate, Eigen::Index key_position, Eigen::Index query_position) const {
     const Eigen::Index queries = m_a.queries, keys = m_a.keys;
     begin(nullptr);
-    for_each_tile<false>(keys, [&](const head_tile& t, const head_tile& next) { absorb(t, next, key_position); });
-    for_each_tile<false>(queries,
+    for_each_tile<false>(keys, m_a.kept_keys,
+                         [&](const head_tile& t, const head_tile& next) { absorb(t, next, key_position); });
+    for_each_tile<false>(queries, m_a.kept_queries,
                          [&](const head_tile& t, const head_tile& next) { read(t, next, query_position, dstate); });
     transpose_all(dstate);
-    for_each_tile<false>(keys,
+    for_each_tile<false>(keys, m_a.kept_keys,
                          [&](const head_tile& t, const head_tile& next) { read_back(t, next, key_position, dstate); });
   }
 
@@ -103,8 +105,8 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   }  // of S and z (C)
 
   template <bool Backwards, class F>
-  void for_each_tile(Eigen::Index tokens, const F& f) const {
-    base::template for_each_tile<Backwards>(tokens, f);
+  void for_each_tile(Eigen::Index tokens, const std::uint8_t* mask, const F& f) const {
+    base::template for_each_tile<Backwards>(tokens, mask, f);
   }
 
   /// S^T and z of the initial state, of all heads.

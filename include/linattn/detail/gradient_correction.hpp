@@ -81,21 +81,23 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
   void causal(const T* initial, T* dstate, Eigen::Index position) const {
     begin(initial);
     this->template for_each_tile<false>(
-        tokens(), [&](const head_tile& t, const head_tile& next) { find_residuals(t, next, position); });
+        tokens(), m_a.kept_keys, [&](const head_tile& t, const head_tile& next) { find_residuals(t, next, position); });
     this->begin_decay_sums(dstate, [&](Eigen::Index h, Eigen::Index c, Eigen::Index m) {
       return m_corrected[place_of(h) + c * row_stride() + m];
     });
     this->transpose_all(dstate);
-    this->template for_each_tile<true>(
-        tokens(), [&](const head_tile& t, const head_tile& next) { backwards(t, next, position, dstate); });
+    this->template for_each_tile<true>(tokens(), m_a.kept_keys, [&](const head_tile& t, const head_tile& next) {
+      backwards(t, next, position, dstate);
+    });
     this->decay_initial(dstate);
     if (!keeps_written()) begin(initial);
     this->begin_transposed(initial);
     this->template for_each_tile<false>(
-        tokens(), [&](const head_tile& t, const head_tile& next) { forwards(t, next, position); });
-    for (Eigen::Index token = tokens(); wants_decays() && token-- > 0;) {
-      for (Eigen::Index h = 0; h < heads(); ++h) this->sum_decays(token, h);
-    }
+        tokens(), m_a.kept_keys, [&](const head_tile& t, const head_tile& next) { forwards(t, next, position); });
+    if (!wants_decays()) return;
+    this->template for_each_tile<true>(tokens(), m_a.kept_keys, [&](const head_tile& t, const head_tile&) {
+      for (Eigen::Index r = 0; r < t.rows; ++r) this->sum_decays(token_of<true>(t, r), t.head);
+    });
   }
 
  private:

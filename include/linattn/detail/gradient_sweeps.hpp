@@ -23,7 +23,8 @@ constexpr bool has_gradient(const rule_traits& rule) {
 }
 
 /// The arguments of a vjp, rows as in sequence_rows; dq, dk, dv are as q, k, v. `gradient` may be null, and so may the
-/// data of the gradients of the rule's inputs. The causal forms have as many keys as queries.
+/// data of the gradients of the rule's inputs. With a mask `queries` and `keys` are the numbers of tokens that count,
+/// and rows of the others are neither read nor written. The causal forms have as many keys as queries, and one mask.
 template <class T, rule_traits Rule, class Gradient>
 struct gradient_arguments {
   Eigen::Index queries = 0;
@@ -32,8 +33,10 @@ struct gradient_arguments {
   token_rows<T> dq, dk, dv;
   Gradient* gradient = nullptr;
   rule_inputs<token_rows<const T>, Rule> gates = {};
-  token_rows<T> dlog_decay = {};  // (N, H), or (N, H C) per feature
-  token_rows<T> dbeta = {};       // (N, H)
+  token_rows<T> dlog_decay = {};               // (N, H), or (N, H C) per feature
+  token_rows<T> dbeta = {};                    // (N, H)
+  const std::uint8_t* kept_queries = nullptr;  // not 0: this token counts; null: all do
+  const std::uint8_t* kept_keys = nullptr;
 };
 
 template <class Map, class T, class Layout>
@@ -70,20 +73,28 @@ class gradient_sweeps {
   T* transposed(Eigen::Index head) const { return m_transposed + head * m_layout.transposed().head_stride(); }
   Eigen::Index place_of(Eigen::Index head) const { return head * m_layout.state.head_stride(); }  // in a state
 
-  /// f(tile, the one after it): heads within tiles of tokens, the last tokens first where Backwards. Without the tile
-  /// after it where all rows are taken to be in the cache.
+  /// f(tile, the one after it): heads within tiles of `count` tokens, the last tokens first where Backwards. Without
+  /// the tile after it where all rows are taken to be in the cache, and where tokens are masked.
   template <bool Backwards, class F>
-  void for_each_tile(Eigen::Index count, const F& f) const {
+  void for_each_tile(Eigen::Index count, const std::uint8_t* mask, const F& f) const {
     const Eigen::Index most = m_layout.tokens();
     const Eigen::Index tiles = (count + most - 1) / most;
     const Eigen::Index row_bytes = heads() * (head_dim() + value_dim()) * Eigen::Index(sizeof(T));
-    const bool far = 2 * count * row_bytes > forward_engine::near_bytes;
+    const bool far = mask == nullptr && 2 * count * row_bytes > forward_engine::near_bytes;
     const auto tile_at = [&](Eigen::Index i) -> head_tile {
       if (i >= tiles * heads()) return {};
       const Eigen::Index first = (Backwards ? tiles - 1 - i / heads() : i / heads()) * most;
       return {{first, std::min(most, count - first)}, i % heads()};
     };
-    for (Eigen::Index i = 0; i < tiles * heads(); ++i) f(tile_at(i), far ? tile_at(i + 1) : head_tile());
+    kept_tokens<> kept(mask);
+    if constexpr (Backwards) kept.go_behind(count);
+    const Eigen::Index* numbers = nullptr;
+    for (Eigen::Index i = 0; i < tiles * heads(); ++i) {
+      head_tile t = tile_at(i);
+      if (t.head == 0) numbers = (Backwards ? kept.previous(t.first, t.rows) : kept.next(t.first, t.rows)).numbers;
+      t.numbers = numbers;
+      f(t, far ? tile_at(i + 1) : head_tile());
+    }
   }
 
   /// What the kernel fetches of a tile while it computes the one before it.
@@ -153,8 +164,11 @@ class gradient_sweeps {
   /// The gradient with respect to S before the first token: that token's decay is still to come.
   void decay_initial(T* dstate) const {
     if constexpr (decays) {
-      for (Eigen::Index h = 0; tokens() > 0 && h < heads(); ++h) {
-        const T* const decay = pack_decays<false>({{0, 1}, h}, 1);
+      if (tokens() == 0) return;
+      kept_tokens<> kept(m_a.kept_keys);
+      const token_tile first = kept.next(0, 1);
+      for (Eigen::Index h = 0; h < heads(); ++h) {
+        const T* const decay = pack_decays<false>({first, h}, 1);
         for (Eigen::Index c = 0; c < features(); ++c) {
           T* const row = dstate + place_of(h) + c * row_stride();
           const P factor(decay[per_feature ? c : 0]);

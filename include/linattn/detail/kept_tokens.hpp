@@ -24,10 +24,28 @@ class kept_tokens {
     return {first, rows, m_numbers};
   }
 
+  /// Goes behind token number `count` - 1, for `previous`.
+  void go_behind(Eigen::Index count) noexcept {
+    if (m_kept == nullptr) return;
+    for (Eigen::Index passed = 0; passed < count; ++m_row) passed += m_kept[m_row] != 0 ? 1 : 0;
+    m_numbers[0] = m_row;
+  }
+
+  /// The `rows` tokens before those of the last tile, and behind them the first of that one.
+  token_tile previous(Eigen::Index first, Eigen::Index rows) noexcept {
+    if (m_kept == nullptr) return {first, rows};
+    m_numbers[rows] = m_numbers[0];
+    for (Eigen::Index n = rows; n > 0;) {
+      m_numbers[n - 1] = --m_row;
+      n -= m_kept[m_row] != 0 ? 1 : 0;
+    }
+    return {first, rows, m_numbers};
+  }
+
  private:
   const std::uint8_t* m_kept;
-  Eigen::Index m_row = 0;  // the first one not looked at
-  Eigen::Index m_numbers[most_tokens];
+  Eigen::Index m_row = 0;  // the first one not looked at; backwards the last one looked at
+  Eigen::Index m_numbers[most_tokens + 1];
 };
 
 template <>
