@@ -82,7 +82,7 @@ struct draft_engine {
   /// a token.
   LINATTN_INLINE static void spread(const token_rows<const S>& x, Eigen::Index head, Eigen::Index n,
                                     Eigen::Index tokens, Eigen::Index pair, T* rows, Eigen::Index stride) {
-    pack_rows(x.at(0, head), x.row_stride, tokens, n, 1, rows + pair * stride, writes * stride);
+    pack_rows(x.in({}, head), tokens, n, 1, rows + pair * stride, writes * stride);
   }
 
   /// What does not depend on the state: keys, values and decays.
@@ -93,7 +93,7 @@ struct draft_engine {
     const Eigen::Index features = layout().state.features;
     const Eigen::Index stride = layout().state.feature_stride();
     T* const keys = writes == 1 ? y.writing : scratch + layout().keys();
-    pack_features<role::key>(constants.map, layout(), x.k.at(0, key_head), x.k.row_stride, tokens, 1, T(1),
+    pack_features<role::key>(constants.map, layout(), x.k.in({}, key_head), tokens, 1, T(1),
                              tile_position{x.position, key_head}, scratch + layout().tile(), keys);
     if constexpr (writes == 2) {
       spread(x.gates.b, head, features, tokens, 0, y.writing, stride);
@@ -114,9 +114,9 @@ struct draft_engine {
       std::fill(y.log_decay + tokens, y.log_decay + draft_tokens, T(0));
       for (Eigen::Index i = 0; i < draft_tokens; i += P::size) exp(P::load(y.log_decay + i)).store(y.decay + i);
     } else if constexpr (decays) {
-      const S* const from = x.gates.log_decay.at(0, head);
-      pack_rows(from, x.gates.log_decay.row_stride, tokens, features, 1, y.log_decay, stride);
-      transform_rows(from, x.gates.log_decay.row_stride, tokens, features, y.decay, stride,
+      const tile_rows<const S> from = x.gates.log_decay.in({}, head);
+      pack_rows(from, tokens, features, 1, y.log_decay, stride);
+      transform_rows(from, tokens, features, y.decay, stride,
                      [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
     }
   }
@@ -173,7 +173,7 @@ struct draft_engine {
     T* const found = scratch + layout().outputs();    // (T, M)
     T coefficients[draft_tokens][pairs];
     if constexpr (rule.corrects == correction::rank_one) {
-      pack_rows(x.gates.a.at(0, head), x.gates.a.row_stride, tokens, features, half_block, reading, stride);
+      pack_rows(x.gates.a.in({}, head), tokens, features, half_block, reading, stride);
     } else {
       std::copy_n(y.writing, tokens * stride, reading);
       std::fill(reading + tokens * stride, reading + round_up(tokens, half_block) * stride, T(0));
@@ -208,7 +208,7 @@ struct draft_engine {
     T* const outputs = scratch + layout().outputs();            // (T, M)
     T* const denominators = scratch + layout().denominators();  // (T)
     T coefficients[draft_tokens][pairs];
-    pack_features<role::query>(constants.map, layout(), x.q.at(0, query_head), x.q.row_stride, tokens, half_block,
+    pack_features<role::query>(constants.map, layout(), x.q.in({}, query_head), tokens, half_block,
                                constants.query_scale, tile_position{x.position, query_head}, scratch + layout().tile(),
                                queries);
     for (Eigen::Index i = 0; i < tokens; ++i) {

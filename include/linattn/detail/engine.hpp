@@ -8,7 +8,7 @@
 // correction.hpp.
 #pragma once
 
-#include <linattn/detail/kernel.hpp>
+#include <linattn/detail/kept_tokens.hpp>
 #include <linattn/detail/packing.hpp>
 #include <linattn/detail/shared_kernel.hpp>
 #include <linattn/options.hpp>
@@ -190,12 +190,15 @@ struct engine {
     };
     const Eigen::Index value_dim = layout.state.value_dim;
     const Eigen::Index most = layout.tokens();
-    const bool far = tokens * (layout.heads.states + layout.heads.outputs()) * (layout.head_dim + value_dim) *
-                         Eigen::Index(sizeof(S)) >
-                     near_bytes;
+    const bool far = x.kept == nullptr && tokens * (layout.heads.states + layout.heads.outputs()) *
+                                                  (layout.head_dim + value_dim) * Eigen::Index(sizeof(S)) >
+                                              near_bytes;
+
+    kept_tokens<(B > 1 || shared)> kept(x.kept);
 
     for (Eigen::Index first = 0; first < tokens; first += most) {
       const Eigen::Index rows = std::min(most, tokens - first);
+      const token_tile t = kept.next(first, rows);
       for (Eigen::Index turn = 0; turn < turns; ++turn) {
         const Eigen::Index head = head_of(turn);
         const Eigen::Index h = Form.writes ? head : heads.state_of(head);
@@ -204,16 +207,16 @@ struct engine {
         if constexpr (Form.reads) {
           for (Eigen::Index r = 0; r < readers; ++r) {
             const Eigen::Index from = heads.query_of(output_of(r));
-            pack_features<role::query>(map, layout, x.q.at(first, from), x.q.row_stride, rows, B, query_scale,
+            pack_features<role::query>(map, layout, x.q.in(t, from), rows, B, query_scale,
                                        tile_position{x.position + first, from}, tile,
                                        queries + r * layout.state.feature_stride(), readers);
           }
         }
         if constexpr (Form.writes) {
           const Eigen::Index from = heads.key_of(h);
-          pack_features<role::key>(map, layout, x.k.at(first, from), x.k.row_stride, rows, B, T(1),
-                                   tile_position{x.position + first, from}, tile, keys);
-          pack_values(layout, x.v.at(first, h), x.v.row_stride, rows, B, values);
+          pack_features<role::key>(map, layout, x.k.in(t, from), rows, B, T(1), tile_position{x.position + first, from},
+                                   tile, keys);
+          pack_values(layout, x.v.in(t, h), rows, B, values);
         }
         rows_ahead next;
         if ((shared ? heads.are_neighbours() : B > 1) && far) {
@@ -225,21 +228,21 @@ struct engine {
         const bool clears = B > 1 || tokens > 1 || !rule.is_ordered() || (x.position + first) % steps_to_clear == 0;
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {
-          attend_corrected<B, Form>(x.gates, first, rows, h, queries, outputs, scratch, S_h, clears, next, readers);
+          attend_corrected<B, Form>(x.gates, t, h, queries, outputs, scratch, S_h, clears, next, readers);
         } else {
           head_rows<T> packed{queries, keys, values, outputs};
           packed.clears = clears && rule.decay != decay_kind::none;  // a running maximum alone takes nothing back
           if constexpr (Form.writes && rule.decay != decay_kind::none && !rule.log_scaled) {
             T* const decay = scratch + layout.decay();
-            pack_decays<rule>(layout, x.gates, first, rows, h, B, decay, S_h + layout.state.log_decay_offset());
+            pack_decays<rule>(layout, x.gates, t, h, B, decay, S_h + layout.state.log_decay_offset());
             packed.decay = decay;
           }
           if constexpr (rule.log_scaled) {
-            packed.decay = scale_features<Form>(x.gates, first, rows, h, B, queries, scratch, S_h, readers);
+            packed.decay = scale_features<Form>(x.gates, t, h, B, queries, scratch, S_h, readers);
           }
           constexpr kernel_form form = with_rule(Form);
           if constexpr (form.reads_first) {
-            packed.bonus = pack_bonus(x.gates.bonus, first, rows, h, B, queries, keys, readers, denominators);
+            packed.bonus = pack_bonus(x.gates.bonus, t, h, B, queries, keys, readers, denominators);
           }
           if constexpr (shared) {
             attend_shared<form, Normalizes, T>(layout.state, rows, readers, packed, S_h, denominators, next);
@@ -251,7 +254,7 @@ struct engine {
           const T* const scales = scratch + layout.beta();  // (T, R), logarithms, where the rule is log-scaled
           if (Normalizes && x.denominators.data != nullptr) {
             for (Eigen::Index r = 0; r < rows; ++r) {
-              *x.denominators.at(first + r, head) =
+              *x.denominators.at(t.at(r), head) =
                   rule.log_scaled ? denominators[r] * std::exp(scales[r]) : denominators[r];
             }
           }
@@ -260,17 +263,16 @@ struct engine {
           }
           for (Eigen::Index r = 0; r < readers; ++r) {
             const T* const from = outputs + r * layout.state.row_stride();
-            S* const to = x.out.at(first, output_of(r));
+            const tile_rows<S> to = x.out.in(t, output_of(r));
             constexpr denominator_policy as_they_are;
             if (rule.log_scaled && Normalizes && normalizes) {
-              unpack_outputs<true>(layout, from, denominators + r, as_they_are, to, x.out.row_stride, rows, readers);
+              unpack_outputs<true>(layout, from, denominators + r, as_they_are, to, rows, readers);
             } else if constexpr (rule.log_scaled) {
-              unpack_outputs<true, power_of_e>(layout, from, scales + r, as_they_are, to, x.out.row_stride, rows,
-                                               readers);
+              unpack_outputs<true, power_of_e>(layout, from, scales + r, as_they_are, to, rows, readers);
             } else if (Normalizes && normalizes) {
-              unpack_outputs<true>(layout, from, denominators + r, policy, to, x.out.row_stride, rows, readers);
+              unpack_outputs<true>(layout, from, denominators + r, policy, to, rows, readers);
             } else {
-              unpack_outputs<false>(layout, from, denominators + r, policy, to, x.out.row_stride, rows, readers);
+              unpack_outputs<false>(layout, from, denominators + r, policy, to, rows, readers);
             }
           }
         }
@@ -292,10 +294,11 @@ struct engine {
   /// Packed log features to features by the state's running maxima; the decays that these add, and the logarithm of
   /// each query's scale.
   template <kernel_form Form>
-  LINATTN_INLINE const T* scale_features(const gates_type& gates, Eigen::Index first, Eigen::Index rows,
-                                         Eigen::Index head, Eigen::Index block, T* queries, T* scratch,
-                                         state_pointer<Form, T> S_h, Eigen::Index readers) const {
+  LINATTN_INLINE const T* scale_features(const gates_type& gates, const token_tile& t, Eigen::Index head,
+                                         Eigen::Index block, T* queries, T* scratch, state_pointer<Form, T> S_h,
+                                         Eigen::Index readers) const {
     using P = packet<T>;
+    const Eigen::Index rows = t.rows;
     const Eigen::Index features = layout.state.features;
     const Eigen::Index stride = layout.state.feature_stride();
     T* const decays = scratch + layout.decay();
@@ -304,7 +307,7 @@ struct engine {
     if constexpr (Form.writes) {
       if constexpr (rule.decay != decay_kind::none) {
         T* const log_decays = rule.decay == decay_kind::per_head ? scales : decays;
-        pack_decays<rule>(layout, gates, first, rows, head, block, log_decays, S_h + layout.state.log_decay_offset());
+        pack_decays<rule>(layout, gates, t, head, block, log_decays, S_h + layout.state.log_decay_offset());
       }
       scale_keys<rule, Form.reads>(rows, features, stride, scratch + layout.keys(), queries, scales, decays, mu,
                                    readers);
@@ -321,14 +324,15 @@ struct engine {
   }
 
   /// bonus (rows, R) = sum_c q[c] bonus[c] k[c], of the packed features.
-  LINATTN_INLINE const T* pack_bonus(const token_rows<const S>& bonus, Eigen::Index first, Eigen::Index rows,
-                                     Eigen::Index head, Eigen::Index block, const T* queries, const T* keys,
-                                     Eigen::Index readers, T* to) const {
+  LINATTN_INLINE const T* pack_bonus(const token_rows<const S>& bonus, const token_tile& t, Eigen::Index head,
+                                     Eigen::Index block, const T* queries, const T* keys, Eigen::Index readers,
+                                     T* to) const {
     using P = packet<T>;
+    const Eigen::Index rows = t.rows;
     const Eigen::Index features = layout.state.features;
     for (Eigen::Index n = 0; n < rows * readers; ++n) {
       const Eigen::Index r = n / readers;
-      const S* const weight = bonus.at(first + r, head);
+      const S* const weight = bonus.at(t.at(r), head);
       const T* const q = queries + n * layout.state.feature_stride();
       const T* const k = keys + r * layout.state.feature_stride();
       P total = P::zero();
@@ -343,9 +347,10 @@ struct engine {
 
   /// The packed rows of one head, features and values, through correction.hpp.
   template <Eigen::Index B, kernel_form Form, class Readers>
-  LINATTN_INLINE void attend_corrected(const gates_type& gates, Eigen::Index first, Eigen::Index rows,
-                                       Eigen::Index head, const T* queries, T* outputs, T* scratch, T* S_h, bool clears,
+  LINATTN_INLINE void attend_corrected(const gates_type& gates, const token_tile& t, Eigen::Index head,
+                                       const T* queries, T* outputs, T* scratch, T* S_h, bool clears,
                                        const rows_ahead& next, const Readers& readers) const {
+    const Eigen::Index rows = t.rows;
     const Eigen::Index stride = layout.state.feature_stride();
     const Eigen::Index row_stride = layout.state.row_stride();
     const Eigen::Index blocks = round_up(rows, B) / B;
@@ -353,17 +358,17 @@ struct engine {
     correction_inputs<T> x{queries, scratch + layout.keys()};
     if constexpr (rule.decay != decay_kind::none) {
       T* const decay = scratch + layout.decay();
-      pack_decays<rule>(layout, gates, first, rows, head, B, decay, S_h + layout.state.log_decay_offset());
+      pack_decays<rule>(layout, gates, t, head, B, decay, S_h + layout.state.log_decay_offset());
       x.decay = decay;
     }
     if constexpr (rule.corrects == correction::delta) {
       T* const beta = scratch + layout.beta();
-      pack_column(gates.beta, first, rows, head, B, beta);
+      pack_column(gates.beta, t, head, B, beta);
       x.beta = beta;
     } else {
       const Eigen::Index features = layout.state.features;
       const auto pack = [&](const token_rows<const S>& from, T* to) {
-        pack_rows(from.at(first, head), from.row_stride, rows, features, B, to, stride);
+        pack_rows(from.in(t, head), rows, features, B, to, stride);
         return to;
       };
       x.a = pack(gates.a, scratch + layout.a());

@@ -74,13 +74,14 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   void causal(const T* initial, T* dstate, Eigen::Index position) const {
     const Eigen::Index tokens = m_a.queries;
     begin(initial);
-    for_each_tile<false>(tokens, [&](const token_tile& t, const token_tile& next) { forwards(t, next, position); });
+    for_each_tile<false>(tokens, m_a.kept_keys,
+                         [&](const head_tile& t, const head_tile& next) { forwards(t, next, position); });
     this->begin_decay_sums(dstate, [&](Eigen::Index h, Eigen::Index c, Eigen::Index m) {
       return transposed(h)[m * feature_stride() + c];
     });
     transpose_all(dstate);
-    for_each_tile<true>(tokens,
-                        [&](const token_tile& t, const token_tile& next) { backwards(t, next, position, dstate); });
+    for_each_tile<true>(tokens, m_a.kept_keys,
+                        [&](const head_tile& t, const head_tile& next) { backwards(t, next, position, dstate); });
     this->decay_initial(dstate);
   }
 
@@ -88,23 +89,24 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   void noncausal(T* dstate, Eigen::Index key_position, Eigen::Index query_position) const {
     const Eigen::Index queries = m_a.queries, keys = m_a.keys;
     begin(nullptr);
-    for_each_tile<false>(keys, [&](const token_tile& t, const token_tile& next) { absorb(t, next, key_position); });
-    for_each_tile<false>(queries,
-                         [&](const token_tile& t, const token_tile& next) { read(t, next, query_position, dstate); });
+    for_each_tile<false>(keys, m_a.kept_keys,
+                         [&](const head_tile& t, const head_tile& next) { absorb(t, next, key_position); });
+    for_each_tile<false>(queries, m_a.kept_queries,
+                         [&](const head_tile& t, const head_tile& next) { read(t, next, query_position, dstate); });
     transpose_all(dstate);
-    for_each_tile<false>(
-        keys, [&](const token_tile& t, const token_tile& next) { read_back(t, next, key_position, dstate); });
+    for_each_tile<false>(keys, m_a.kept_keys,
+                         [&](const head_tile& t, const head_tile& next) { read_back(t, next, key_position, dstate); });
   }
 
  private:
-  T* sums(const token_tile& t) const { return m_sums + t.head * m_layout.sum_stride(); }  // z (C)
+  T* sums(const head_tile& t) const { return m_sums + t.head * m_layout.sum_stride(); }  // z (C)
   T* log_scales(Eigen::Index head) const {
     return m_sums + (heads() + head) * m_layout.sum_stride();
   }  // of S and z (C)
 
   template <bool Backwards, class F>
-  void for_each_tile(Eigen::Index tokens, const F& f) const {
-    base::template for_each_tile<Backwards>(tokens, f);
+  void for_each_tile(Eigen::Index tokens, const std::uint8_t* mask, const F& f) const {
+    base::template for_each_tile<Backwards>(tokens, mask, f);
   }
 
   /// S^T and z of the initial state, of all heads.
@@ -128,7 +130,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   // ---- causal -------------------------------------------------------------------------------------------------------
 
   /// One tile of the first sweep: dq. The denominator and c of a token wait in its rows of dk and dv.
-  void forwards(const token_tile& t, const token_tile& next, Eigen::Index position) const {
+  void forwards(const head_tile& t, const head_tile& next, Eigen::Index position) const {
     constexpr Eigen::Index B = causal_block;
     const tile_position where{position + t.first, t.head};
     const auto q = rows_of<false>(m_a.q, t, head_dim());
@@ -166,7 +168,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
   /// One tile of the second sweep: dk and dv.
-  void backwards(const token_tile& t, const token_tile& next, Eigen::Index position, T* dstate) const {
+  void backwards(const head_tile& t, const head_tile& next, Eigen::Index position, T* dstate) const {
     constexpr Eigen::Index B = causal_block;
     const tile_position where{position + t.first, t.head};
     const auto k = rows_of<true>(m_a.k, t, head_dim());
@@ -215,7 +217,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   // ---- non-causal ---------------------------------------------------------------------------------------------------
 
   /// S^T and z of all keys.
-  void absorb(const token_tile& t, const token_tile& next, Eigen::Index position) const {
+  void absorb(const head_tile& t, const head_tile& next, Eigen::Index position) const {
     constexpr Eigen::Index B = half_block;
     const tile_position where{position + t.first, t.head};
     m_packing.template pack<role::key, false>(rows_of<false>(m_a.k, t, head_dim()), t.rows, B, where, m_keys);
@@ -230,7 +232,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
   /// dq of a tile of queries, and what they give to R and dz.
-  void read(const token_tile& t, const token_tile& next, Eigen::Index position, T* dstate) const {
+  void read(const head_tile& t, const head_tile& next, Eigen::Index position, T* dstate) const {
     constexpr Eigen::Index B = half_block;
     const tile_position where{position + t.first, t.head};
     const auto q = rows_of<false>(m_a.q, t, head_dim());
@@ -270,7 +272,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
   /// dk and dv of a tile of keys.
-  void read_back(const token_tile& t, const token_tile& next, Eigen::Index position, const T* dstate) const {
+  void read_back(const head_tile& t, const head_tile& next, Eigen::Index position, const T* dstate) const {
     constexpr Eigen::Index B = half_block;
     const tile_position where{position + t.first, t.head};
     const auto k = rows_of<false>(m_a.k, t, head_dim());
@@ -304,9 +306,9 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   void unpack_values(const tile_rows<T>& dv, Eigen::Index rows) const {
     constexpr denominator_policy as_they_are;
     if constexpr (rule.log_scaled) {
-      unpack_outputs<true, power_of_e>(m_layout, m_dvalues, m_scales, as_they_are, dv.first, dv.stride, rows);
+      unpack_outputs<true, power_of_e>(m_layout, m_dvalues, m_scales, as_they_are, dv, rows);
     } else {
-      unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, as_they_are, dv.first, dv.stride, rows);
+      unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, as_they_are, dv, rows);
     }
   }
 

@@ -81,21 +81,23 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
   void causal(const T* initial, T* dstate, Eigen::Index position) const {
     begin(initial);
     this->template for_each_tile<false>(
-        tokens(), [&](const token_tile& t, const token_tile& next) { find_residuals(t, next, position); });
+        tokens(), m_a.kept_keys, [&](const head_tile& t, const head_tile& next) { find_residuals(t, next, position); });
     this->begin_decay_sums(dstate, [&](Eigen::Index h, Eigen::Index c, Eigen::Index m) {
       return m_corrected[place_of(h) + c * row_stride() + m];
     });
     this->transpose_all(dstate);
-    this->template for_each_tile<true>(
-        tokens(), [&](const token_tile& t, const token_tile& next) { backwards(t, next, position, dstate); });
+    this->template for_each_tile<true>(tokens(), m_a.kept_keys, [&](const head_tile& t, const head_tile& next) {
+      backwards(t, next, position, dstate);
+    });
     this->decay_initial(dstate);
     if (!keeps_written()) begin(initial);
     this->begin_transposed(initial);
     this->template for_each_tile<false>(
-        tokens(), [&](const token_tile& t, const token_tile& next) { forwards(t, next, position); });
-    for (Eigen::Index token = tokens(); wants_decays() && token-- > 0;) {
-      for (Eigen::Index h = 0; h < heads(); ++h) this->sum_decays(token, h);
-    }
+        tokens(), m_a.kept_keys, [&](const head_tile& t, const head_tile& next) { forwards(t, next, position); });
+    if (!wants_decays()) return;
+    this->template for_each_tile<true>(tokens(), m_a.kept_keys, [&](const head_tile& t, const head_tile&) {
+      for (Eigen::Index r = 0; r < t.rows; ++r) this->sum_decays(token_of<true>(t, r), t.head);
+    });
   }
 
  private:
@@ -115,7 +117,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
   // ---- sweeps -------------------------------------------------------------------------------------------------------
 
   /// w of a tile, to wait in its rows of dv.
-  void find_residuals(const token_tile& t, const token_tile& next, Eigen::Index position) const {
+  void find_residuals(const head_tile& t, const head_tile& next, Eigen::Index position) const {
     const auto k = rows_of<false>(m_a.k, t, head_dim());
     m_packing.template pack<role::key, false>(k, t.rows, B, {position + t.first, t.head}, m_keys);
     correct(t, next);
@@ -124,7 +126,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
   /// dv and dbeta of a tile, and the half of dk that R knows.
-  void backwards(const token_tile& t, const token_tile& next, Eigen::Index position, T* dstate) const {
+  void backwards(const head_tile& t, const head_tile& next, Eigen::Index position, T* dstate) const {
     const tile_position where{position + t.first, t.head};
     const auto k = rows_of<true>(m_a.k, t, head_dim());
     const auto dv = rows_of<true>(m_a.dv, t, value_dim());  // w
@@ -167,7 +169,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
   /// dq of a tile, and the half of dk that S knows.
-  void forwards(const token_tile& t, const token_tile& next, Eigen::Index position) const {
+  void forwards(const head_tile& t, const head_tile& next, Eigen::Index position) const {
     const tile_position where{position + t.first, t.head};
     const auto q = rows_of<false>(m_a.q, t, head_dim());
     const auto k = rows_of<false>(m_a.k, t, head_dim());
@@ -203,7 +205,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
   /// The packed keys of a tile, written to S: values v to w, m_written u. Returns the decays.
-  const T* correct(const token_tile& t, const token_tile& next) const {
+  const T* correct(const head_tile& t, const head_tile& next) const {
     this->pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
     pack_beta<false>(t);
     const T* const decay = this->template pack_decays<false>(t, B);
@@ -217,10 +219,12 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
 
   // ---- rows ---------------------------------------------------------------------------------------------------------
 
-  static tile_rows<const T> const_rows(const tile_rows<T>& x) { return {x.first, x.stride, x.size}; }
+  static tile_rows<const T> const_rows(const tile_rows<T>& x) {
+    return {x.data, x.stride, x.size, x.numbers, x.direction};
+  }
 
   template <bool Backwards>
-  void pack_beta(const token_tile& t) const {
+  void pack_beta(const head_tile& t) const {
     for (Eigen::Index r = 0; r < t.rows; ++r) m_beta[r] = *m_a.gates.beta.at(token_of<Backwards>(t, r), t.head);
     std::fill(m_beta + t.rows, m_beta + round_up(t.rows, B), T(0));
   }
@@ -232,14 +236,14 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
     for (Eigen::Index r = 0; r < rows; r += B) {
       T* const block = to + (2 * r + Place * B) * row_stride();
       const Eigen::Index here = std::min(B, rows - r);
-      transform_rows(x.row(r), x.stride, here, value_dim(), block, row_stride(),
+      transform_rows(x.from(r), here, value_dim(), block, row_stride(),
                      [&](const P& value) LINATTN_INLINE_LAMBDA { return value * by; });
       std::fill(block + here * row_stride(), block + B * row_stride(), T(0));
     }
   }
 
   void unpack(const T* values, const tile_rows<T>& to, Eigen::Index rows) const {
-    unpack_outputs<false>(m_layout, values, values, denominator_policy::none(), to.first, to.stride, rows);
+    unpack_outputs<false>(m_layout, values, values, denominator_policy::none(), to, rows);
   }
 
   T* m_beta;                  // (T)

@@ -10,36 +10,22 @@ LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// Some tokens of one head; without rows: none.
-struct token_tile {
-  Eigen::Index first = 0;
-  Eigen::Index rows = 0;
+struct head_tile : token_tile {
   Eigen::Index head = 0;
-};
-
-/// The rows of a tile in a matrix of the caller's, in the order of a sweep: the stride may be negative.
-template <class T>
-struct tile_rows {
-  T* first;
-  Eigen::Index stride;
-  Eigen::Index size;
-
-  LINATTN_INLINE T* row(Eigen::Index i) const { return first + i * stride; }
-  LINATTN_INLINE tile_rows reversed(Eigen::Index rows) const { return {row(rows - 1), -stride, size}; }
 };
 
 /// What the tile's head has of them, `dim` elements, in the order of the tokens or backwards.
 template <bool Backwards, class T>
-LINATTN_INLINE tile_rows<T> rows_of(const token_rows<T>& x, const token_tile& t, Eigen::Index dim) {
-  if (t.rows == 0) return {x.data, x.row_stride, dim};
-  const tile_rows<T> rows{x.at(t.first, t.head), x.row_stride, dim};
+LINATTN_INLINE tile_rows<T> rows_of(const token_rows<T>& x, const head_tile& t, Eigen::Index dim) {
+  const tile_rows<T> rows = x.in(t, t.head, dim);
   if constexpr (Backwards) return rows.reversed(t.rows);
   return rows;
 }
 
 /// Row r of a tile in the order of a sweep is this token.
 template <bool Backwards>
-LINATTN_INLINE Eigen::Index token_of(const token_tile& t, Eigen::Index r) {
-  return Backwards ? t.first + t.rows - 1 - r : t.first + r;
+LINATTN_INLINE Eigen::Index token_of(const head_tile& t, Eigen::Index r) {
+  return t.at(Backwards ? t.rows - 1 - r : r);
 }
 
 /// Rows 0 ... rows - 1 of x (rows, size) in the opposite order.
@@ -80,7 +66,7 @@ class gradient_packing {
   void pack(tile_rows<const T> x, Eigen::Index rows, Eigen::Index block, const tile_position& where, T* phi) const {
     constexpr bool turns = Backwards && takes_position<Role, Map, T>;
     if constexpr (turns) x = x.reversed(rows);
-    pack_features<Role>(m_map, m_layout, x.first, x.stride, rows, block, m_query_scale, where, m_x, phi);
+    pack_features<Role>(m_map, m_layout, x, rows, block, m_query_scale, where, m_x, phi);
     if constexpr (turns) reverse_rows(phi, rows, m_layout.state.feature_stride());
   }
 
@@ -137,7 +123,7 @@ class gradient_packing {
     const strides x_stride(m_layout.tile_stride()), phi_stride(m_layout.state.feature_stride());
     const P factor = scale<Role>();
     if constexpr (has_packet<Map, T>) {  // the x of an elementwise map were never put into the tile
-      transform_rows(x.first, x.stride, rows, head_dim, m_x, m_layout.tile_stride(),
+      transform_rows(x, rows, head_dim, m_x, m_layout.tile_stride(),
                      [&](const P& value) LINATTN_INLINE_LAMBDA { return value * factor; });
     }
     tile<T> out(m_dx, rows, head_dim, x_stride);

@@ -23,7 +23,8 @@ constexpr bool has_gradient(const rule_traits& rule) {
 }
 
 /// The arguments of a vjp, rows as in sequence_rows; dq, dk, dv are as q, k, v. `gradient` may be null, and so may the
-/// data of the gradients of the rule's inputs. The causal forms have as many keys as queries.
+/// data of the gradients of the rule's inputs. With a mask `queries` and `keys` are the numbers of tokens that count,
+/// and rows of the others are neither read nor written. The causal forms have as many keys as queries, and one mask.
 template <class T, rule_traits Rule, class Gradient>
 struct gradient_arguments {
   Eigen::Index queries = 0;
@@ -32,8 +33,10 @@ struct gradient_arguments {
   token_rows<T> dq, dk, dv;
   Gradient* gradient = nullptr;
   rule_inputs<token_rows<const T>, Rule> gates = {};
-  token_rows<T> dlog_decay = {};  // (N, H), or (N, H C) per feature
-  token_rows<T> dbeta = {};       // (N, H)
+  token_rows<T> dlog_decay = {};               // (N, H), or (N, H C) per feature
+  token_rows<T> dbeta = {};                    // (N, H)
+  const std::uint8_t* kept_queries = nullptr;  // not 0: this token counts; null: all do
+  const std::uint8_t* kept_keys = nullptr;
 };
 
 template <class Map, class T, class Layout>
@@ -70,27 +73,35 @@ class gradient_sweeps {
   T* transposed(Eigen::Index head) const { return m_transposed + head * m_layout.transposed().head_stride(); }
   Eigen::Index place_of(Eigen::Index head) const { return head * m_layout.state.head_stride(); }  // in a state
 
-  /// f(tile, the one after it): heads within tiles of tokens, the last tokens first where Backwards. Without the tile
-  /// after it where all rows are taken to be in the cache.
+  /// f(tile, the one after it): heads within tiles of `count` tokens, the last tokens first where Backwards. Without
+  /// the tile after it where all rows are taken to be in the cache, and where tokens are masked.
   template <bool Backwards, class F>
-  void for_each_tile(Eigen::Index count, const F& f) const {
+  void for_each_tile(Eigen::Index count, const std::uint8_t* mask, const F& f) const {
     const Eigen::Index most = m_layout.tokens();
     const Eigen::Index tiles = (count + most - 1) / most;
     const Eigen::Index row_bytes = heads() * (head_dim() + value_dim()) * Eigen::Index(sizeof(T));
-    const bool far = 2 * count * row_bytes > forward_engine::near_bytes;
-    const auto tile_at = [&](Eigen::Index i) -> token_tile {
+    const bool far = mask == nullptr && 2 * count * row_bytes > forward_engine::near_bytes;
+    const auto tile_at = [&](Eigen::Index i) -> head_tile {
       if (i >= tiles * heads()) return {};
       const Eigen::Index first = (Backwards ? tiles - 1 - i / heads() : i / heads()) * most;
-      return {first, std::min(most, count - first), i % heads()};
+      return {{first, std::min(most, count - first)}, i % heads()};
     };
-    for (Eigen::Index i = 0; i < tiles * heads(); ++i) f(tile_at(i), far ? tile_at(i + 1) : token_tile());
+    kept_tokens<> kept(mask);
+    if constexpr (Backwards) kept.go_behind(count);
+    const Eigen::Index* numbers = nullptr;
+    for (Eigen::Index i = 0; i < tiles * heads(); ++i) {
+      head_tile t = tile_at(i);
+      if (t.head == 0) numbers = (Backwards ? kept.previous(t.first, t.rows) : kept.next(t.first, t.rows)).numbers;
+      t.numbers = numbers;
+      f(t, far ? tile_at(i + 1) : head_tile());
+    }
   }
 
   /// What the kernel fetches of a tile while it computes the one before it.
   template <class... Rows>
-  rows_ahead ahead(const token_tile& next, const Rows&... rows) const {
+  rows_ahead ahead(const head_tile& next, const Rows&... rows) const {
     rows_ahead all(next.rows);
-    if (next.rows > 0) (all.add(rows.first, rows.stride, rows.size, next.head == 0), ...);
+    if (next.rows > 0) (all.add(rows.data, rows.stride, rows.size, next.head == 0), ...);
     return all;
   }
 
@@ -108,7 +119,7 @@ class gradient_sweeps {
   }
 
   void pack_rows(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block, T* to) const {
-    pack_values(m_layout, x.first, x.stride, rows, block, to);
+    pack_values(m_layout, x, rows, block, to);
   }
 
   // ---- decays -------------------------------------------------------------------------------------------------------
@@ -122,28 +133,25 @@ class gradient_sweeps {
   /// What the state of a sweep decays by before each row of a tile: forwards by the decay of the row's token, backwards
   /// by that of the token after it, and before the last token not at all.
   template <bool Backwards>
-  const T* pack_decays(const token_tile& t, Eigen::Index block) const {
+  const T* pack_decays(const head_tile& t, Eigen::Index block) const {
     if constexpr (decays) {
-      const auto token = [&](Eigen::Index r) { return token_of<Backwards>(t, r) + (Backwards ? 1 : 0); };
       const Eigen::Index padded_rows = round_up(t.rows, block);
+      const Eigen::Index none = Backwards && t.first + t.rows == tokens() ? 1 : 0;
+      head_tile decaying = t;  // the tokens whose decays these are, but for the one that is none
+      if constexpr (Backwards) decaying = {t.shifted(t.rows - none), t.head};
       if constexpr (per_feature) {
-        const Eigen::Index none = token(0) == tokens() ? 1 : 0;
-        const token_rows<const T>& x = m_a.gates.log_decay;
         T* const rest = m_decay + none * feature_stride();
         std::fill(m_decay, rest, T(1));
-        if (none < t.rows) {
-          transform_rows(x.at(token(none), t.head), Backwards ? -x.row_stride : x.row_stride, t.rows - none, features(),
-                         rest, feature_stride(), [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
-        }
+        transform_rows(rows_of<Backwards>(m_a.gates.log_decay, decaying, features()), decaying.rows, features(), rest,
+                       feature_stride(), [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
         std::fill(m_decay + t.rows * feature_stride(), m_decay + padded_rows * feature_stride(), T(1));
       } else {
-        for (Eigen::Index r = 0; r < t.rows; ++r) {
-          if (token(r) == tokens()) {
-            m_decay[r] = T(0);
-          } else if constexpr (rule.fixed_decay) {
-            m_decay[r] = T(m_a.gates.fixed_log_decay[t.head]);
+        std::fill(m_decay, m_decay + none, T(0));
+        for (Eigen::Index r = 0; r < decaying.rows; ++r) {
+          if constexpr (rule.fixed_decay) {
+            m_decay[none + r] = T(m_a.gates.fixed_log_decay[t.head]);
           } else {
-            m_decay[r] = *m_a.gates.log_decay.at(token(r), t.head);
+            m_decay[none + r] = *m_a.gates.log_decay.at(token_of<Backwards>(decaying, r), t.head);
           }
         }
         std::fill(m_decay + t.rows, m_decay + round_up(padded_rows, P::size), T(0));
@@ -156,8 +164,11 @@ class gradient_sweeps {
   /// The gradient with respect to S before the first token: that token's decay is still to come.
   void decay_initial(T* dstate) const {
     if constexpr (decays) {
-      for (Eigen::Index h = 0; tokens() > 0 && h < heads(); ++h) {
-        const T* const decay = pack_decays<false>({0, 1, h}, 1);
+      if (tokens() == 0) return;
+      kept_tokens<> kept(m_a.kept_keys);
+      const token_tile first = kept.next(0, 1);
+      for (Eigen::Index h = 0; h < heads(); ++h) {
+        const T* const decay = pack_decays<false>({first, h}, 1);
         for (Eigen::Index c = 0; c < features(); ++c) {
           T* const row = dstate + place_of(h) + c * row_stride();
           const P factor(decay[per_feature ? c : 0]);

@@ -27,23 +27,32 @@ LINATTN_INLINE void transform_rows(const S* x, Eigen::Index x_stride, Eigen::Ind
   }
 }
 
+/// The same of a tile's rows.
+template <class S, class T, class F>
+LINATTN_INLINE void transform_rows(const tile_rows<const S>& x, Eigen::Index rows, Eigen::Index n, T* to,
+                                   Eigen::Index to_stride, const F& f) {
+  x.for_each_run(
+      rows, [&](Eigen::Index r, const S* from, Eigen::Index stride, Eigen::Index count)
+                LINATTN_INLINE_LAMBDA { transform_rows(from, stride, count, n, to + r * to_stride, to_stride, f); });
+}
+
 /// phi (rows, C) of x (rows, D), for queries of query_scale x. Rows of phi are feature_stride apart and zero beyond C;
 /// rows up to the next multiple of `block` are zeroed, so that the kernel may run whole micro-blocks. `where` is the
 /// position and head of row 0. Of several readers, each takes one of `readers` rows of a token.
 template <role Role, class Map, class S, class T, class Layout>
-LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const S* x, Eigen::Index x_stride,
-                                  Eigen::Index rows, Eigen::Index block, T query_scale, const tile_position& where,
-                                  T* tile_scratch, T* phi, Eigen::Index readers = 1) {
+LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const tile_rows<const S>& x, Eigen::Index rows,
+                                  Eigen::Index block, T query_scale, const tile_position& where, T* tile_scratch,
+                                  T* phi, Eigen::Index readers = 1) {
   using P = packet<T>;
   const Eigen::Index head_dim = layout.head_dim;
   const Eigen::Index stride = readers * layout.state.feature_stride();
   const auto transform = [&](T* to, Eigen::Index to_stride, const auto& f) LINATTN_INLINE_LAMBDA {
     if (Role == role::query && query_scale != T(1)) {
       const P scale(query_scale);
-      transform_rows(x, x_stride, rows, head_dim, to, to_stride,
+      transform_rows(x, rows, head_dim, to, to_stride,
                      [&](const P& values) LINATTN_INLINE_LAMBDA { return f(values * scale); });
     } else {
-      transform_rows(x, x_stride, rows, head_dim, to, to_stride, f);
+      transform_rows(x, rows, head_dim, to, to_stride, f);
     }
   };
 
@@ -75,33 +84,33 @@ LINATTN_INLINE void pack_features(const Map& map, const Layout& layout, const S*
 
 /// to (rows, n) of x (rows, n), zero-padded like features; rows `stride` apart.
 template <class S, class T>
-LINATTN_INLINE void pack_rows(const S* x, Eigen::Index x_stride, Eigen::Index rows, Eigen::Index n, Eigen::Index block,
-                              T* to, Eigen::Index stride) {
-  transform_rows(x, x_stride, rows, n, to, stride, [](const packet<T>& value) LINATTN_INLINE_LAMBDA { return value; });
+LINATTN_INLINE void pack_rows(const tile_rows<const S>& x, Eigen::Index rows, Eigen::Index n, Eigen::Index block, T* to,
+                              Eigen::Index stride) {
+  transform_rows(x, rows, n, to, stride, [](const packet<T>& value) LINATTN_INLINE_LAMBDA { return value; });
   std::fill(to + rows * stride, to + round_up(rows, block) * stride, T(0));
 }
 
 /// values (rows, M) of v (rows, M), zero-padded like features.
 template <class S, class T, class Layout>
-LINATTN_INLINE void pack_values(const Layout& layout, const S* v, Eigen::Index v_stride, Eigen::Index rows,
+LINATTN_INLINE void pack_values(const Layout& layout, const tile_rows<const S>& v, Eigen::Index rows,
                                 Eigen::Index block, T* values) {
-  pack_rows(v, v_stride, rows, Eigen::Index(layout.state.value_dim), block, values, layout.state.row_stride());
+  pack_rows(v, rows, Eigen::Index(layout.state.value_dim), block, values, layout.state.row_stride());
 }
 
 /// decay (rows) or (rows, C) = exp(log_decay) of one head, or where the rule is log-scaled log_decay itself, and its
-/// sum over the rows added to `total`, (1) or (C). Rows up to the next multiple of `block` have decay 1.
+/// sum over the tile's rows added to `total`, (1) or (C). Rows up to the next multiple of `block` have decay 1.
 template <rule_traits Rule, class S, class T, class Layout>
 LINATTN_INLINE void pack_decays(const Layout& layout, const rule_inputs<token_rows<const S>, Rule>& x,
-                                Eigen::Index first, Eigen::Index rows, Eigen::Index head, Eigen::Index block, T* decay,
-                                T* total) {
+                                const token_tile& t, Eigen::Index head, Eigen::Index block, T* decay, T* total) {
   using P = packet<T>;
+  const Eigen::Index rows = t.rows;
   if constexpr (Rule.decay == decay_kind::per_head) {
     T sum(0);
     for (Eigen::Index r = 0; r < rows; ++r) {
       if constexpr (Rule.fixed_decay) {
         decay[r] = T(x.fixed_log_decay[head]);
       } else {
-        decay[r] = T(*x.log_decay.at(first + r, head));
+        decay[r] = T(*x.log_decay.at(t.at(r), head));
       }
       sum += decay[r];
     }
@@ -114,16 +123,18 @@ LINATTN_INLINE void pack_decays(const Layout& layout, const rule_inputs<token_ro
   } else {
     const Eigen::Index features = layout.state.features;
     const Eigen::Index stride = layout.state.feature_stride();
-    const S* const from = x.log_decay.at(first, head);
-    transform_rows(from, x.log_decay.row_stride, rows, features, decay, stride,
-                   [](const P& value) LINATTN_INLINE_LAMBDA {
-                     if constexpr (Rule.log_scaled) return value;
-                     return exp(value);
-                   });
+    const tile_rows<const S> log_decay = x.log_decay.in(t, head);
+    transform_rows(log_decay, rows, features, decay, stride, [](const P& value) LINATTN_INLINE_LAMBDA {
+      if constexpr (Rule.log_scaled) return value;
+      return exp(value);
+    });
     std::fill(decay + rows * stride, decay + round_up(rows, block) * stride, T(1));
     for_each_register<T>(features, [&](Eigen::Index c, Eigen::Index left) LINATTN_INLINE_LAMBDA {
       P sum = P::load(total + c);
-      for (Eigen::Index r = 0; r < rows; ++r) sum = sum + load_up_to(from + r * x.log_decay.row_stride + c, left);
+      log_decay.for_each_run(
+          rows, [&](Eigen::Index, const S* from, Eigen::Index apart, Eigen::Index count) LINATTN_INLINE_LAMBDA {
+            for (Eigen::Index r = 0; r < count; ++r) sum = sum + load_up_to(from + r * apart + c, left);
+          });
       sum.store(total + c);
     });
   }
@@ -193,10 +204,10 @@ LINATTN_INLINE void scale_queries(Eigen::Index rows, Eigen::Index features, Eige
 
 /// to (rows) = what x has for `head`, one number a token, zero up to the next multiple of `block`.
 template <class S, class T>
-LINATTN_INLINE void pack_column(const token_rows<const S>& x, Eigen::Index first, Eigen::Index rows, Eigen::Index head,
+LINATTN_INLINE void pack_column(const token_rows<const S>& x, const token_tile& t, Eigen::Index head,
                                 Eigen::Index block, T* to) {
-  for (Eigen::Index r = 0; r < rows; ++r) to[r] = T(*x.at(first + r, head));
-  std::fill(to + rows, to + round_up(rows, block), T(0));
+  for (Eigen::Index r = 0; r < t.rows; ++r) to[r] = T(*x.at(t.at(r), head));
+  std::fill(to + t.rows, to + round_up(t.rows, block), T(0));
 }
 
 /// Two factors whose product is 1 / denominator, none of them subnormal or infinite: power, a power of two, is 1 unless
@@ -255,6 +266,16 @@ LINATTN_INLINE void unpack_outputs(const Layout& layout, const T* outputs, const
       write([](const P& x) LINATTN_INLINE_LAMBDA { return x; });
     }
   }
+}
+
+/// The same to a tile's rows.
+template <bool Normalizes, template <class> class Factors = reciprocal, class T, class Layout, class Policy, class S>
+LINATTN_INLINE void unpack_outputs(const Layout& layout, const T* outputs, const T* denominators, const Policy& policy,
+                                   const tile_rows<S>& out, Eigen::Index rows, Eigen::Index readers = 1) {
+  out.for_each_run(rows, [&](Eigen::Index r, S* to, Eigen::Index stride, Eigen::Index count) LINATTN_INLINE_LAMBDA {
+    unpack_outputs<Normalizes, Factors>(layout, outputs + r * readers * layout.state.row_stride(),
+                                        denominators + r * readers, policy, to, stride, count, readers);
+  });
 }
 
 }  // namespace detail

@@ -22,8 +22,8 @@ mutation(first_block_dropped detail/kernel.hpp EveryRowThatIsSeenMatters
             before(i);")
 
 mutation(last_value_row_dropped detail/packing.hpp LastValuesCount
-  "pack_rows(v, v_stride, rows,"
-  "pack_rows(v, v_stride, rows - 1,")
+  "pack_rows(v, rows,"
+  "pack_rows(v, rows - 1,")
 
 mutation(rows_do_not_see_themselves detail/kernel.hpp FirstRowIsItsValue
   "output[i][p] = fma(query, row[p], output[i][p]);"
@@ -54,12 +54,12 @@ mutation(last_panel_dropped detail/kernel.hpp LastColumnsAreWritten
   "for (; m + size < row_stride; m += size) panel(")
 
 mutation(second_tile_reads_the_first detail/engine.hpp EveryTileReadsItsOwnRows
-  "pack_features<role::query>(map, layout, x.q.at(first, from)"
-  "pack_features<role::query>(map, layout, x.q.at(0, from)")
+  "pack_features<role::query>(map, layout, x.q.in(t, from)"
+  "pack_features<role::query>(map, layout, x.q.in({}, from)")
 
 mutation(heads_read_the_first_ones_queries detail/engine.hpp HeadsAreSeparate
-  "pack_features<role::query>(map, layout, x.q.at(first, from)"
-  "pack_features<role::query>(map, layout, x.q.at(first, 0)")
+  "pack_features<role::query>(map, layout, x.q.in(t, from)"
+  "pack_features<role::query>(map, layout, x.q.in(t, 0)")
 
 mutation(query_scale_dropped detail/packing.hpp QueryScaleMultipliesQueries
   "f(values * scale)"
@@ -99,12 +99,12 @@ mutation(silence_kept detail/kernel.hpp SilenceEndsInZeros
   "if (clears && rows < 0) unroll<Packets>(")
 
 mutation(bonus_of_the_first_head detail/engine.hpp DecaysAndBonusAreThoseOfTheRecurrence
-  "bonus.at(first + r, head);"
-  "bonus.at(first + r, 0);")
+  "bonus.at(t.at(r), head);"
+  "bonus.at(t.at(r), 0);")
 
 mutation(total_log_decay_without_the_last_token detail/packing.hpp StateCarriesItsTotalLogDecay
-  "for (Eigen::Index r = 0; r < rows; ++r) sum = sum + load_up_to("
-  "for (Eigen::Index r = 0; r + 1 < rows; ++r) sum = sum + load_up_to(")
+  "for (Eigen::Index r = 0; r < count; ++r) sum = sum + load_up_to("
+  "for (Eigen::Index r = 0; r + 1 < count; ++r) sum = sum + load_up_to(")
 
 mutation(padding_tokens_forget_features detail/packing.hpp DecaysAndBonusAreThoseOfTheRecurrence
   "std::fill(decay + rows * stride, decay + round_up(rows, block) * stride, T(1));"
@@ -115,12 +115,12 @@ mutation(padding_tokens_forget_heads detail/packing.hpp CorrectionsAreThoseOfThe
   "std::fill(decay + rows, decay + round_up(rows, block), T(0));")
 
 mutation(second_tile_decays_as_the_first detail/packing.hpp CorrectionsAreThoseOfTheRecurrence
-  "x.log_decay.at(first + r, head)"
+  "x.log_decay.at(t.at(r), head)"
   "x.log_decay.at(r, head)")
 
 mutation(beta_of_the_first_head detail/packing.hpp CorrectionsAreThoseOfTheRecurrence
-  "to[r] = T(*x.at(first + r, head));"
-  "to[r] = T(*x.at(first + r, 0));")
+  "to[r] = T(*x.at(t.at(r), head));"
+  "to[r] = T(*x.at(t.at(r), 0));")
 
 mutation(what_a_block_writes_does_not_decay detail/correction.hpp CorrectionsAreThoseOfTheRecurrence
   "const P row = Rule.decay == decay_kind::none ? writing[w][j] : writing[w][j] * rest;"
