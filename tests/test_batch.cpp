@@ -442,6 +442,133 @@ TYPED_TEST(Batch, SegmentsMoveRoundingOnlyAndBitsDependOnTheirNumberAlone) {
   }
 }
 
+// ---- masks ----------------------------------------------------------------------------------------------------------
+
+/// A mask with the rows that it keeps, of each of 3 sequences of 37 tokens.
+struct mask_case {
+  std::string name;
+  linattn::token_mask mask;
+  std::vector<std::vector<Index>> kept;
+};
+
+row_matrix<bool> random_pattern() {
+  support::random_bits random(7);
+  row_matrix<bool> pattern(3, 37);
+  for (Index b = 0; b < 3; ++b) {
+    for (Index i = 0; i < 37; ++i) pattern(b, i) = b != 1 && random.below(3) != 0;  // sequence 1: nothing
+  }
+  return pattern;
+}
+
+std::vector<mask_case> mask_cases(const row_matrix<bool>& pattern, const std::vector<std::int32_t>& lengths) {
+  std::vector<mask_case> cases = {{"pattern", pattern, {}},
+                                  {"lengths", linattn::token_mask::lengths(lengths), {}},
+                                  {"left padding", linattn::token_mask::left_padding(lengths), {}}};
+  for (mask_case& one : cases) {
+    for (Index b = 0; b < 3; ++b) {
+      std::vector<Index> rows;
+      const Index length = lengths[std::size_t(b)];
+      for (Index i = 0; i < 37; ++i) {
+        const bool counts = one.name == "pattern"   ? pattern(b, i)
+                            : one.name == "lengths" ? i < length
+                                                    : i >= 37 - length;
+        if (counts) rows.push_back(i);
+      }
+      one.kept.push_back(rows);
+    }
+  }
+  return cases;
+}
+
+/// Rows of x; what is left of x is garbage afterwards.
+row_matrix<float> take_rows(row_matrix<float>& x, const std::vector<Index>& rows) {
+  row_matrix<float> taken(Index(rows.size()), x.cols());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    taken.row(Index(i)) = x.row(rows[i]);
+  }
+  for (Index i = 0; i < x.rows(); ++i) {
+    if (std::find(rows.begin(), rows.end(), i) == rows.end()) x.row(i).setConstant(3e38F);
+  }
+  return taken;
+}
+
+/// x is `shorter` in these rows, and 0 in the others.
+::testing::AssertionResult is_spread(const row_matrix<float>& x, const row_matrix<float>& shorter,
+                                     const std::vector<Index>& rows, const std::string& what) {
+  row_matrix<float> expected = row_matrix<float>::Zero(x.rows(), x.cols());
+  for (std::size_t i = 0; i < rows.size(); ++i) expected.row(rows[i]) = shorter.row(Index(i));
+  return same_bits(x, expected, what);
+}
+
+TYPED_TEST(Batch, MaskedIsDeleted) {
+  const row_matrix<bool> pattern = random_pattern();
+  const std::vector<std::int32_t> lengths = {20, 0, 37};
+  for (const TypeParam& attn : operator_under_test<TypeParam>::all()) {
+    for (const mask_case& one : mask_cases(pattern, lengths)) {
+      SCOPED_TRACE(one.name);
+      inputs_for<TypeParam> garbage(attn, {37, 37, 37});
+      inputs_for<TypeParam> shorter = garbage;
+      for (std::size_t b = 0; b < 3; ++b) {
+        for (const auto member : {&inputs_for<TypeParam>::q, &inputs_for<TypeParam>::k, &inputs_for<TypeParam>::v,
+                                  &inputs_for<TypeParam>::log_decay, &inputs_for<TypeParam>::beta,
+                                  &inputs_for<TypeParam>::bonus, &inputs_for<TypeParam>::dout}) {
+          (shorter.*member)[b] = take_rows((garbage.*member)[b], one.kept[b]);
+        }
+      }
+      for_each_width(attn, [&](const any_executor& executor, auto& ws) {
+        batch_for<TypeParam> x(attn, garbage, layout::bhnd), d(attn, garbage, layout::bhnd);
+        auto states = linattn::make_states(attn, 3), expected_states = states;
+        const linattn::batch_options<TypeParam> masked{.mask = one.mask};
+        linattn::absorb(attn, states, x.k.view(), x.v.view(), x.x, ws, executor, masked);
+        linattn::forward_causal(attn, states, x.q.view(), x.k.view(), x.v.view(), x.x, x.out.view(), ws, executor,
+                                masked);
+        for (std::size_t b = 0; b < 3; ++b) {
+          attn.absorb(expected_states[b], shorter.k[b], shorter.v[b], shorter.rule_inputs(b));
+          const row_matrix<float> out =
+              attn.forward_causal(expected_states[b], shorter.q[b], shorter.k[b], shorter.v[b], shorter.rule_inputs(b));
+          ASSERT_TRUE(is_spread(x.out.get(Index(b)), out, one.kept[b], "sequence " + std::to_string(b)));
+          ASSERT_TRUE(same_state(attn, states[b], expected_states[b], "state " + std::to_string(b)));
+        }
+        if constexpr (linattn::detail::has_gradient(TypeParam::rule)) {
+          if (attn.key_heads() != attn.heads() || attn.value_heads() != attn.heads()) return;  // not built
+          linattn::batch_input_gradients<TypeParam> dx;
+          if constexpr (requires { dx.log_decay; }) dx.log_decay = d.log_decay.view();
+          if constexpr (requires { dx.beta; }) dx.beta = d.beta.view();
+          linattn::vjp_causal(attn, {}, x.q.view(), x.k.view(), x.v.view(), x.x, x.dout.view(), {}, d.q.view(),
+                              d.k.view(), d.v.view(), dx, ws, executor, masked);
+          for (std::size_t b = 0; b < 3; ++b) {
+            const auto g =
+                attn.vjp_causal(shorter.q[b], shorter.k[b], shorter.v[b], shorter.rule_inputs(b), shorter.dout[b]);
+            ASSERT_TRUE(is_spread(d.q.get(Index(b)), g.dq, one.kept[b], "dq"));
+            ASSERT_TRUE(is_spread(d.k.get(Index(b)), g.dk, one.kept[b], "dk"));
+            ASSERT_TRUE(is_spread(d.v.get(Index(b)), g.dv, one.kept[b], "dv"));
+            if constexpr (requires { dx.beta; }) {
+              ASSERT_TRUE(is_spread(d.beta.get(Index(b)), g.inputs.beta, one.kept[b], "dbeta"));
+            }
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(BatchMasks, KeysAndQueriesHaveTheirOwn) {
+  const plain attn({.head_dim = 5, .value_dim = 9, .heads = 2});
+  auto ws = linattn::make_workspaces(attn, 3);
+  inputs_for<plain> in(attn, {37, 37, 37});
+  batch_for<plain> x(attn, in, layout::bnhd);
+  const std::vector<std::int32_t> keys = {20, 0, 37}, queries = {0, 5, 30};
+  linattn::forward(attn, {}, x.q.view(), x.k.view(), x.v.view(), x.out.view(), ws, linattn::sequential(),
+                   {.mask = linattn::token_mask::lengths(keys), .query_mask = linattn::token_mask::lengths(queries)});
+  for (std::size_t b = 0; b < 3; ++b) {
+    const row_matrix<float> out =
+        attn.forward(in.q[b].topRows(queries[b]), in.k[b].topRows(keys[b]), in.v[b].topRows(keys[b]));
+    std::vector<Index> rows;
+    for (Index i = 0; i < queries[b]; ++i) rows.push_back(i);
+    EXPECT_TRUE(is_spread(x.out.get(Index(b)), out, rows, "sequence " + std::to_string(b)));
+  }
+}
+
 // ---- errors ---------------------------------------------------------------------------------------------------------
 
 template <class F>
@@ -555,6 +682,35 @@ TEST(BatchErrors, ViewsRefuseWhatTheyCannotBe) {
               linattn::packed(rows, std::vector<std::int64_t>{0, 6}, 3);
             }),
             "linattn::packed: rows of 4 elements are not 3 heads of one size");
+}
+
+TEST(BatchErrors, MasksOfOtherShapesAreRefused) {
+  const plain attn({.head_dim = 4});
+  auto ws = linattn::make_workspaces(attn, 1);
+  std::vector<float> x(24, 0.5F), out(24);
+  const auto good = linattn::bnhd<const float>(x.data(), 2, 3, 1, 4);
+  const auto run = [&](const linattn::batch_options<plain>& o) {
+    return sentence_of([&] {
+      linattn::forward_causal(attn, {}, good, good, good, linattn::bnhd(out.data(), 2, 3, 1, 4), ws,
+                              linattn::sequential(), o);
+    });
+  };
+  const row_matrix<bool> attention = row_matrix<bool>::Constant(3, 3, true);
+  const row_matrix<bool> longer = row_matrix<bool>::Constant(2, 4, true);
+  const std::vector<int> three = {1, 2, 3}, beyond = {1, 4};
+  EXPECT_NE(run({.mask = attention}).find("a mask of the attention matrix"), std::string::npos);
+  EXPECT_NE(run({.mask = longer}).find("the mask is (2, 4), expected (2, 3)"), std::string::npos);
+  EXPECT_NE(run({.mask = linattn::token_mask::lengths(three)}).find("are 3, expected 2"), std::string::npos);
+  EXPECT_NE(run({.mask = linattn::token_mask::lengths(beyond)}).find("is 4, outside 0 ... 3"), std::string::npos);
+  EXPECT_NE(run({.query_mask = linattn::token_mask::lengths(three)}).find("give mask"), std::string::npos);
+  row_matrix<float> rows(6, 4);
+  const std::vector<std::int32_t> offsets = {0, 2, 6};
+  const auto ragged = linattn::packed(std::as_const(rows), offsets, 1);
+  EXPECT_NE(sentence_of([&] {
+              linattn::absorb(attn, {}, ragged, ragged, {}, ws, linattn::sequential(),
+                              {.mask = linattn::token_mask::lengths(beyond)});
+            }).find("packed sequences"),
+            std::string::npos);
 }
 
 TEST(BatchErrors, SegmentsOfADeltaRuleAreRefused) {

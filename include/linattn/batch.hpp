@@ -23,6 +23,7 @@
 #include <linattn/batch_view.hpp>
 #include <linattn/executors.hpp>
 #include <linattn/linear_attention.hpp>
+#include <linattn/mask.hpp>
 #include <linattn/state_pool.hpp>
 
 #include <type_traits>
@@ -57,6 +58,11 @@ class batch_states {
 /// What a call on a batch may be told, by name.
 template <class Attention>
 struct batch_options {
+  /// Which tokens count; the others are as good as deleted. Of k, v and the rule's inputs, and in the causal forms of q
+  /// and out as well. For views whose sequences have one number of tokens: packed ones need no padding.
+  token_mask mask = {};
+  /// The same of q and out, where queries are not the keys' tokens: forward, read and vjp.
+  token_mask query_mask = {};
   /// forward_causal only: states to cut each sequence's tokens into G segments with, G + 1 for each of B sequences, of
   /// make_states(attn, B (G + 1)); G is a matter of the caller's, so that results do not depend on threads. All
   /// segments but the last are absorbed at once, their states added up in turn, and all of them run at once from

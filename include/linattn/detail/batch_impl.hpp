@@ -28,13 +28,14 @@ class batch_call {
       cuts_heads && std::is_same_v<decltype(layout_type::state.value_dim), extent<Eigen::Dynamic>>;
 
   batch_call(const char* function, const Attention& attn, const states_type& states, workspaces<Attention> ws,
-             const Executor& executor, Eigen::Index sequences)
+             const Executor& executor, const batch_options<Attention>& o, Eigen::Index sequences)
       : m_function(function),
         m_attn(attn),
         m_layout(access::layout(attn)),
         m_states(states),
         m_workspaces(ws),
         m_executor(executor),
+        m_options(o),
         m_sequences(sequences) {
     if (ws.empty()) refuse(function, "no workspaces are given; make_workspaces(attn, n) makes n");
     for (auto& one : ws) access::require_workspace(attn, function, one);
@@ -59,7 +60,19 @@ class batch_call {
     }
   }
   void require_queries(const input& q) const { require("q", q, q, m_attn.heads(), m_attn.head_dim()); }
+  /// The mask of x's tokens.
+  void require_mask(const token_mask& mask, const input& x) const {
+    if (mask.is_none()) return;
+    if (x.is_packed()) refuse(m_function, "a mask is given for packed sequences, which have no padding");
+    mask.check(m_function, m_sequences, m_sequences > 0 ? x.tokens(0) : 0);
+  }
+  void require_no_query_mask() const {
+    if (!m_options.query_mask.is_none()) {
+      refuse(m_function, "query_mask is given, but the queries are those of the keys' tokens; give mask");
+    }
+  }
   void require_keys(const input& k, const input& v, const input& like) const {
+    require_mask(m_options.mask, k);
     require("k", k, like, m_attn.key_heads(), m_attn.head_dim());
     require("v", v, like, m_attn.value_heads(), m_attn.value_dim());
   }
@@ -101,7 +114,25 @@ class batch_call {
   /// After all tasks are done.
   void add_tokens(const input& k) const {
     for (Eigen::Index b = 0; b < m_sequences; ++b) {
-      if (T* const s = slab(b)) m_layout.state.add_tokens(s, k.tokens(b));
+      if (T* const s = slab(b)) m_layout.state.add_tokens(s, kept_keys(b, k).tokens());
+    }
+  }
+
+  // ---- masks --------------------------------------------------------------------------------------------------------
+
+  kept_rows kept_keys(Eigen::Index b, const input& k) const { return m_options.mask.of(b, k.tokens(b)); }
+  kept_rows kept_queries(Eigen::Index b, const input& q) const { return m_options.query_mask.of(b, q.tokens(b)); }
+
+  /// Rows of out that no pass writes, of the heads and columns of a task's engine.
+  template <class Engine>
+  void clear_masked_rows(const Engine& engine, Eigen::Index b, const output& out, const kept_rows& kept,
+                         Eigen::Index column) const {
+    token_rows<S> rows = out.rows(b);
+    rows.data += column;
+    for (Eigen::Index h = engine.states.first(); h < engine.states.first() + engine.states.size(); ++h) {
+      for (Eigen::Index r = 0; r < m_layout.heads.readers; ++r) {
+        clear_masked(rows, out.tokens(b), kept, m_layout.heads.output_of(h, r), engine.layout.state.value_dim);
+      }
     }
   }
 
@@ -122,14 +153,19 @@ class batch_call {
 
   rows_type all_rows(Eigen::Index b, const input& q, const input& k, const input& v, const inputs& x,
                      const output& out) const {
-    rows_type rows = writing_rows(b, k, v, x);
+    rows_type rows = key_rows(b, k, v, x);
     rows.q = q.rows(b);
     rows.out = out.rows(b);
+    rows.keep(kept_keys(b, k));
     return rows;
   }
   rows_type writing_rows(Eigen::Index b, const input& k, const input& v, const inputs& x) const {
+    rows_type rows = key_rows(b, k, v, x);
+    rows.keep(kept_keys(b, k));
+    return rows;
+  }
+  rows_type key_rows(Eigen::Index b, const input& k, const input& v, const inputs& x) const {
     rows_type rows;
-    rows.tokens = k.tokens(b);
     rows.position = position(b);
     rows.k = k.rows(b);
     rows.v = v.rows(b);
@@ -139,10 +175,10 @@ class batch_call {
   /// The last query stands where the last key does, of which there are `absorbed` beside those that the state counts.
   rows_type reading_rows(Eigen::Index b, const input& q, const output& out, Eigen::Index absorbed) const {
     rows_type rows;
-    rows.tokens = q.tokens(b);
-    rows.position = position(b) + absorbed - q.tokens(b);
     rows.q = q.rows(b);
     rows.out = out.rows(b);
+    rows.keep(kept_queries(b, q));
+    rows.position = position(b) + absorbed - rows.tokens;
     return rows;
   }
 
@@ -195,6 +231,11 @@ class batch_call {
         require(sentence("the gradient of ", name).c_str(), view, k, m_attn.value_heads(), columns);
       }
     });
+    if (causal) {
+      require_no_query_mask();
+    } else {
+      require_mask(m_options.query_mask, q);
+    }
     if (!dmap.empty() && Eigen::Index(dmap.size()) != m_sequences) {
       refuse(m_function, Eigen::Index(dmap.size()), " gradients of the map's parameters are given for ", m_sequences,
              " sequences");
@@ -203,24 +244,42 @@ class batch_call {
 
   template <class Gradients, class Parameters>
   auto gradient_rows(Eigen::Index b, const input& q, const input& k, const input& v, const inputs& x, const input& dout,
-                     const output& dq, const output& dk, const output& dv, const Gradients& dx,
-                     const Parameters& dmap) const {
+                     const output& dq, const output& dk, const output& dv, const Gradients& dx, const Parameters& dmap,
+                     bool causal) const {
     gradient_arguments<S, rule, typename Attention::parameter_gradient> a;
-    a.queries = q.tokens(b);
-    a.keys = k.tokens(b);
-    a.q = q.rows(b);
-    a.k = k.rows(b);
-    a.v = v.rows(b);
-    a.dout = dout.rows(b);
-    a.dq = dq.rows(b);
-    a.dk = dk.rows(b);
-    a.dv = dv.rows(b);
+    const kept_rows keys = kept_keys(b, k), queries = causal ? keys : kept_queries(b, q);
+    a.queries = queries.tokens();
+    a.keys = keys.tokens();
+    a.kept_queries = queries.kept;
+    a.kept_keys = keys.kept;
+    a.q = from_row(q.rows(b), queries);
+    a.k = from_row(k.rows(b), keys);
+    a.v = from_row(v.rows(b), keys);
+    a.dout = from_row(dout.rows(b), queries);
+    a.dq = to_row(dq, b, queries);
+    a.dk = to_row(dk, b, keys);
+    a.dv = to_row(dv, b, keys);
     a.gradient = dmap.empty() ? nullptr : &dmap[std::size_t(b)];
     a.gates = gates<const S>(x, b);
-    const auto dgates = gates<S>(dx, b);
-    if constexpr (decltype(dgates)::has_log_decay) a.dlog_decay = dgates.log_decay;
-    if constexpr (decltype(dgates)::has_beta) a.dbeta = dgates.beta;
+    if constexpr (decltype(a.gates)::has_log_decay) {
+      a.gates.log_decay = from_row(a.gates.log_decay, keys);
+      if (dx.log_decay.data() != nullptr) a.dlog_decay = to_row(dx.log_decay, b, keys);
+    }
+    if constexpr (decltype(a.gates)::has_beta) {
+      a.gates.beta = from_row(a.gates.beta, keys);
+      if (dx.beta.data() != nullptr) a.dbeta = to_row(dx.beta, b, keys);
+    }
     return a;
+  }
+  template <class U>
+  static token_rows<U> from_row(token_rows<U> rows, const kept_rows& kept) {
+    rows.data += kept.first * rows.row_stride;
+    return rows;
+  }
+  /// The same of a gradient, whose masked rows are set to 0.
+  static token_rows<S> to_row(const output& to, Eigen::Index b, const kept_rows& kept) {
+    for (Eigen::Index h = 0; h < to.heads(); ++h) clear_masked(to.rows(b), to.tokens(b), kept, h, to.dim());
+    return from_row(to.rows(b), kept);
   }
 
   /// work(b, workspace) for every sequence.
@@ -253,7 +312,8 @@ class batch_call {
       return states[std::size_t(b * (count + 1) + g)];
     };
     const auto begin_of = [&](Eigen::Index b, Eigen::Index g) {
-      return std::min(round_up(k.tokens(b) * g / count, most_tokens), k.tokens(b));
+      const Eigen::Index tokens = kept_keys(b, k).tokens();
+      return std::min(round_up(tokens * g / count, most_tokens), tokens);
     };
     for (Eigen::Index b = 0; b < m_sequences; ++b) {
       const Eigen::Index first = position(b);
@@ -279,6 +339,7 @@ class batch_call {
       }
     }
     run_segment_tasks(count, k, [&](const auto& engine, Eigen::Index b, Eigen::Index g, T* scratch) {
+      if (g == 0) clear_masked_rows(engine, b, out, kept_keys(b, k), 0);
       engine.template pass<causal_block, reads_and_writes>(segment_rows(b, g), access::data(state_at(b, g)), scratch);
     });
     for (Eigen::Index b = 0; b < m_sequences; ++b) {
@@ -406,6 +467,7 @@ class batch_call {
   const states_type& m_states;
   workspaces<Attention> m_workspaces;
   const Executor& m_executor;
+  const batch_options<Attention>& m_options;
   Eigen::Index m_sequences;
 };
 
@@ -437,11 +499,12 @@ void forward_causal(const Attention& attn, std::type_identity_t<batch_states<Att
                     batch_input<Attention> q, batch_input<Attention> k, batch_input<Attention> v,
                     const batch_inputs<Attention>& x, batch_output<Attention> out, workspaces<Attention> ws,
                     const Executor& executor, const batch_options<Attention>& o) {
-  const detail::batch_call<Attention, Executor> call("forward_causal", attn, states, ws, executor, q.sequences());
+  const detail::batch_call<Attention, Executor> call("forward_causal", attn, states, ws, executor, o, q.sequences());
   call.require_queries(q);
   call.require_keys(k, v, q);
   call.require_inputs(x, q);
   call.require_output(out, q);
+  call.require_no_query_mask();
   if (!o.segments.empty()) {
     if constexpr (Attention::rule.corrects == correction::none) {
       call.run_segments(o.segments, q, k, v, x, out);
@@ -452,11 +515,13 @@ void forward_causal(const Attention& attn, std::type_identity_t<batch_states<Att
                      "than they save");
     }
   }
-  call.template run<true>([&](Eigen::Index b) { return q.tokens(b) + detail::least_tokens; },
-                          [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
-                            engine.template pass<detail::causal_block, detail::reads_and_writes>(
-                                detail::from_column(call.all_rows(b, q, k, v, x, out), column), slab, scratch);
-                          });
+  const auto weight = [&](Eigen::Index b) { return call.kept_keys(b, k).tokens() + detail::least_tokens; };
+  const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
+    call.clear_masked_rows(engine, b, out, call.kept_keys(b, k), column);
+    engine.template pass<detail::causal_block, detail::reads_and_writes>(
+        detail::from_column(call.all_rows(b, q, k, v, x, out), column), slab, scratch);
+  };
+  call.template run<true>(weight, work);
   call.add_tokens(k);
 }
 
@@ -472,21 +537,24 @@ void forward_causal(const Attention& attn, std::type_identity_t<batch_states<Att
 template <class Attention, executor Executor>
 void forward(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> q,
              batch_input<Attention> k, batch_input<Attention> v, batch_output<Attention> out, workspaces<Attention> ws,
-             const Executor& executor, const batch_options<Attention>&) {
+             const Executor& executor, const batch_options<Attention>& o) {
   static_assert(!Attention::rule.is_ordered(),
                 "linattn: forward, which lets every query see every key, is not defined for a rule in which the order "
                 "of the tokens matters; use forward_causal, or absorb and read");
-  const detail::batch_call<Attention, Executor> call("forward", attn, states, ws, executor, q.sequences());
+  const detail::batch_call<Attention, Executor> call("forward", attn, states, ws, executor, o, q.sequences());
   call.require_queries(q);
   call.require_keys(k, v, k);
   call.require_output(out, q);
-  call.template run<true>([&](Eigen::Index b) { return q.tokens(b) + k.tokens(b) + detail::least_tokens; },
-                          [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
-                            engine.template pass<detail::half_block, detail::writes_only>(
-                                detail::from_column(call.writing_rows(b, k, v, {}), column), slab, scratch);
-                            engine.template pass<detail::half_block, detail::reads_only>(
-                                detail::from_column(call.reading_rows(b, q, out, k.tokens(b)), column), slab, scratch);
-                          });
+  call.require_mask(o.query_mask, q);
+  const auto weight = [&](Eigen::Index b) { return q.tokens(b) + k.tokens(b) + detail::least_tokens; };
+  const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
+    call.clear_masked_rows(engine, b, out, call.kept_queries(b, q), column);
+    engine.template pass<detail::half_block, detail::writes_only>(
+        detail::from_column(call.writing_rows(b, k, v, {}), column), slab, scratch);
+    engine.template pass<detail::half_block, detail::reads_only>(
+        detail::from_column(call.reading_rows(b, q, out, call.kept_keys(b, k).tokens()), column), slab, scratch);
+  };
+  call.template run<true>(weight, work);
   call.add_tokens(k);
 }
 
@@ -494,17 +562,19 @@ template <class Attention, executor Executor>
 void step(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> q,
           batch_input<Attention> k, batch_input<Attention> v, const batch_inputs<Attention>& x,
           batch_output<Attention> out, workspaces<Attention> ws, const Executor& executor) {
-  const detail::batch_call<Attention, Executor> call("step", attn, states, ws, executor, q.sequences());
+  const batch_options<Attention> none;
+  const detail::batch_call<Attention, Executor> call("step", attn, states, ws, executor, none, q.sequences());
   call.require_one_token(q);
   call.require_queries(q);
   call.require_keys(k, v, q);
   call.require_inputs(x, q);
   call.require_output(out, q);
-  call.template run<true>([](Eigen::Index) { return Eigen::Index(1); },
-                          [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
-                            engine.template pass<1, detail::reads_and_writes>(
-                                detail::from_column(call.all_rows(b, q, k, v, x, out), column), slab, scratch);
-                          });
+  const auto weight = [](Eigen::Index) { return Eigen::Index(1); };
+  const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
+    engine.template pass<1, detail::reads_and_writes>(detail::from_column(call.all_rows(b, q, k, v, x, out), column),
+                                                      slab, scratch);
+  };
+  call.template run<true>(weight, work);
   call.add_tokens(k);
 }
 
@@ -519,48 +589,52 @@ void step(const Attention& attn, std::type_identity_t<batch_states<Attention>> s
 template <class Attention, executor Executor>
 void absorb(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> k,
             batch_input<Attention> v, const batch_inputs<Attention>& x, workspaces<Attention> ws,
-            const Executor& executor, const batch_options<Attention>&) {
-  const detail::batch_call<Attention, Executor> call("absorb", attn, states, ws, executor, k.sequences());
+            const Executor& executor, const batch_options<Attention>& o) {
+  const detail::batch_call<Attention, Executor> call("absorb", attn, states, ws, executor, o, k.sequences());
   call.require_keys(k, v, k);
   call.require_inputs(x, k);
-  call.template run<true>([&](Eigen::Index b) { return k.tokens(b) + detail::least_tokens; },
-                          [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
-                            engine.template pass<detail::half_block, detail::writes_only>(
-                                detail::from_column(call.writing_rows(b, k, v, x), column), slab, scratch);
-                          });
+  const auto weight = [&](Eigen::Index b) { return k.tokens(b) + detail::least_tokens; };
+  const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
+    engine.template pass<detail::half_block, detail::writes_only>(
+        detail::from_column(call.writing_rows(b, k, v, x), column), slab, scratch);
+  };
+  call.template run<true>(weight, work);
   call.add_tokens(k);
 }
 
 template <class Attention, executor Executor>
 void read(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> q,
           batch_output<Attention> out, workspaces<Attention> ws, const Executor& executor,
-          const batch_options<Attention>&) {
-  const detail::batch_call<Attention, Executor> call("read", attn, states, ws, executor, q.sequences());
+          const batch_options<Attention>& o) {
+  const detail::batch_call<Attention, Executor> call("read", attn, states, ws, executor, o, q.sequences());
   call.require_queries(q);
   call.require_output(out, q);
-  call.template run<false>([&](Eigen::Index b) { return q.tokens(b) + detail::least_tokens; },
-                           [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
-                             engine.template pass<detail::half_block, detail::reads_only>(
-                                 detail::from_column(call.reading_rows(b, q, out, 0), column), slab, scratch);
-                           });
+  call.require_mask(o.query_mask, q);
+  const auto weight = [&](Eigen::Index b) { return q.tokens(b) + detail::least_tokens; };
+  const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
+    call.clear_masked_rows(engine, b, out, call.kept_queries(b, q), column);
+    engine.template pass<detail::half_block, detail::reads_only>(
+        detail::from_column(call.reading_rows(b, q, out, 0), column), slab, scratch);
+  };
+  call.template run<false>(weight, work);
 }
 
 template <class Attention, executor Executor>
 void vjp(const Attention& attn, batch_input<Attention> q, batch_input<Attention> k, batch_input<Attention> v,
          batch_input<Attention> dout, batch_output<Attention> dq, batch_output<Attention> dk,
          batch_output<Attention> dv, workspaces<Attention> ws, const Executor& executor,
-         const batch_options<Attention>&, std::span<typename Attention::parameter_gradient> dmap) {
+         const batch_options<Attention>& o, std::span<typename Attention::parameter_gradient> dmap) {
   static_assert(!Attention::rule.is_ordered(),
                 "linattn: vjp is the gradient of forward, which is not defined for a rule in which the order of the "
                 "tokens matters; use vjp_causal");
   const batch_states<Attention> none;
-  const detail::batch_call<Attention, Executor> call("vjp", attn, none, ws, executor, q.sequences());
+  const detail::batch_call<Attention, Executor> call("vjp", attn, none, ws, executor, o, q.sequences());
   const batch_inputs<Attention> x;
   const batch_input_gradients<Attention> dx;
   call.require_gradients(q, k, v, x, dout, dq, dk, dv, dx, dmap, false);
   call.run_sequences([&](Eigen::Index b) { return q.tokens(b) + k.tokens(b); },
                      [&](Eigen::Index b, auto& own) {
-                       const auto a = call.gradient_rows(b, q, k, v, x, dout, dq, dk, dv, dx, dmap);
+                       const auto a = call.gradient_rows(b, q, k, v, x, dout, dq, dk, dv, dx, dmap, false);
                        detail::engine_access::run_vjp(attn, a, own);
                      });
 }
@@ -570,10 +644,10 @@ void vjp_causal(const Attention& attn, std::span<const typename Attention::state
                 batch_input<Attention> k, batch_input<Attention> v, const batch_inputs<Attention>& x,
                 batch_input<Attention> dout, std::span<typename Attention::state_type> ds, batch_output<Attention> dq,
                 batch_output<Attention> dk, batch_output<Attention> dv, const batch_input_gradients<Attention>& dx,
-                workspaces<Attention> ws, const Executor& executor, const batch_options<Attention>&,
+                workspaces<Attention> ws, const Executor& executor, const batch_options<Attention>& o,
                 std::span<typename Attention::parameter_gradient> dmap) {
   const batch_states<Attention> gradients = ds.empty() ? batch_states<Attention>() : batch_states<Attention>(ds);
-  const detail::batch_call<Attention, Executor> call("vjp_causal", attn, gradients, ws, executor, q.sequences());
+  const detail::batch_call<Attention, Executor> call("vjp_causal", attn, gradients, ws, executor, o, q.sequences());
   call.require_gradients(q, k, v, x, dout, dq, dk, dv, dx, dmap, true);
   if (s0.size() != ds.size()) {
     detail::refuse("vjp_causal", Eigen::Index(s0.size()), " initial states are given, and gradients of ",
@@ -582,7 +656,7 @@ void vjp_causal(const Attention& attn, std::span<const typename Attention::state
   for (const auto& s : s0) detail::engine_access::require_state(attn, "vjp_causal", s);
   call.run_sequences([&](Eigen::Index b) { return q.tokens(b); },
                      [&](Eigen::Index b, auto& own) {
-                       const auto a = call.gradient_rows(b, q, k, v, x, dout, dq, dk, dv, dx, dmap);
+                       const auto a = call.gradient_rows(b, q, k, v, x, dout, dq, dk, dv, dx, dmap, true);
                        detail::engine_access::run_vjp_causal(attn, a, s0.empty() ? nullptr : &s0[std::size_t(b)],
                                                              ds.empty() ? nullptr : &ds[std::size_t(b)], own);
                      });

@@ -121,6 +121,20 @@ inline constexpr bool is_taken = true;
 template <int Place>
 inline constexpr bool is_taken<not_taken<Place>> = false;
 
+/// The tokens of a sequence that count: of rows [first, last) those whose `kept`, which begins with row `first`, is not
+/// 0; null: all.
+struct kept_rows {
+  Eigen::Index first = 0;
+  Eigen::Index last = 0;
+  const std::uint8_t* kept = nullptr;
+
+  /// Their number.
+  Eigen::Index tokens() const noexcept {
+    const Eigen::Index rows = last - first;
+    return kept == nullptr ? rows : rows - std::count(kept, kept + rows, std::uint8_t(0));
+  }
+};
+
 /// The rows of one sequence that a pass runs over, of element type S; those that a verb does not take are empty. With
 /// `kept` `tokens` are the nonzero ones among as many of its elements as hold them, and rows of the others are neither
 /// read nor written. Steps take no mask.
@@ -146,6 +160,15 @@ struct sequence_rows {
     if constexpr (decltype(gates)::has_bonus) f(gates.bonus);
   }
 
+  /// These of its rows alone.
+  void keep(const kept_rows& rows_kept) {
+    tokens = rows_kept.tokens();
+    kept = rows_kept.kept;
+    for_each([&](auto& rows) {
+      if (rows.data != nullptr) rows.data += rows_kept.first * rows.row_stride;
+    });
+  }
+
   /// `count` of the tokens alone, from `first` on.
   constexpr void narrow(Eigen::Index first, Eigen::Index count) {
     tokens = count;
@@ -159,20 +182,6 @@ struct sequence_rows {
     for_each([&](auto& rows) {
       if (rows.data != nullptr) rows.data += row * rows.row_stride;
     });
-  }
-};
-
-/// The tokens of a sequence that count: of rows [first, last) those whose `kept`, which begins with row `first`, is not
-/// 0; null: all.
-struct kept_rows {
-  Eigen::Index first = 0;
-  Eigen::Index last = 0;
-  const std::uint8_t* kept = nullptr;
-
-  /// Their number.
-  Eigen::Index tokens() const noexcept {
-    const Eigen::Index rows = last - first;
-    return kept == nullptr ? rows : rows - std::count(kept, kept + rows, std::uint8_t(0));
   }
 };
 
