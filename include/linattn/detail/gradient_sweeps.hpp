@@ -142,8 +142,10 @@ class gradient_sweeps {
       if constexpr (per_feature) {
         T* const rest = m_decay + none * feature_stride();
         std::fill(m_decay, rest, T(1));
-        transform_rows(rows_of<Backwards>(m_a.gates.log_decay, decaying, features()), decaying.rows, features(), rest,
-                       feature_stride(), [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
+        if (decaying.rows > 0) {
+          transform_rows(rows_of<Backwards>(m_a.gates.log_decay, decaying, features()), decaying.rows, features(), rest,
+                         feature_stride(), [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
+        }
         std::fill(m_decay + t.rows * feature_stride(), m_decay + padded_rows * feature_stride(), T(1));
       } else {
         std::fill(m_decay, m_decay + none, T(0));

@@ -52,10 +52,12 @@ struct tile_rows {
     return {data + (rows - 1) * stride, -stride, size};
   }
 
-  /// f(r, row r, stride, count) for runs of `count` rows from r on that stand a stride apart: one where none is masked.
+  /// f(r, row r, stride, count) for runs of `count` rows from r on that stand a stride apart, `rows` > 0 in all.
+  /// Without numbers these are all rows, and there is no loop.
   template <class F>
   LINATTN_INLINE void for_each_run(Eigen::Index rows, const F& f) const {
-    for (Eigen::Index r = 0, count = rows; r < rows; r += count) {
+    Eigen::Index r = 0, count = rows;
+    do {
       if (numbers != nullptr) {
         count = 1;
         while (r + count < rows && numbers[(r + count) * direction] == numbers[r * direction] + count * direction) {
@@ -63,7 +65,8 @@ struct tile_rows {
         }
       }
       f(r, row(r), direction * stride, count);
-    }
+      r += count;
+    } while (numbers != nullptr && r < rows);
   }
 };
 
@@ -141,14 +144,14 @@ struct kept_rows {
 template <class S, class T, rule_traits Rule>
 struct sequence_rows {
   Eigen::Index tokens = 0;
-  const std::uint8_t* kept = nullptr;  // null: all
-  Eigen::Index position = 0;           // of the first token
+  Eigen::Index position = 0;  // of the first token
   token_rows<const S> q;
   token_rows<const S> k;
   token_rows<const S> v;
   rule_inputs<token_rows<const S>, Rule> gates;
   token_rows<S> out;
-  token_rows<T> denominators;  // (N, H): q.z before the policy, where its data is not null
+  token_rows<T> denominators;          // (N, H): q.z before the policy, where its data is not null
+  const std::uint8_t* kept = nullptr;  // null: all
 
   /// f(rows) for everything that has a row a token.
   template <class F>
