@@ -179,7 +179,8 @@ struct engine {
     T* const outputs = scratch + (shared ? layout.shared_outputs() : layout.outputs());                 // (T, R, M)
     T* const denominators = scratch + (shared ? layout.shared_denominators() : layout.denominators());  // (T, R)
     T* const tile = scratch + layout.tile();                                                            // (T, D)
-    const Eigen::Index tokens = x.tokens;
+    // A decode step has one: the compiler drops the loops over rows.
+    const Eigen::Index tokens = B == 1 && !shared ? 1 : x.tokens;
     // A turn is a state, or where the pass only reads, an output head: those of a state one after the other.
     constexpr bool by_state = Form.writes || std::is_same_v<Heads, equal_heads>;
     const Eigen::Index turns_of_state = by_state ? 1 : Eigen::Index(layout.heads.readers);
