@@ -33,6 +33,9 @@ LINATTN_MEMBER
 void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, input v, const inputs& x, input dout,
                                         output dq, output dk, output dv, const input_gradients& dx, workspace_type& ws,
                                         bool causal) const {
+  static_assert(!detail::is_narrow<Scalar>,
+                "linattn: gradients are not built for half and bfloat16, which would round what the sweeps leave in "
+                "dk and dv for each other; convert q, k, v and dout with .cast<float>(), and use a float operator");
   static_assert(detail::has_gradient(rule),
                 "linattn: the gradient of this update rule is not built; additive, decay, gated, delta and gated_delta "
                 "have one");
