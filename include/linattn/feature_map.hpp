@@ -26,10 +26,9 @@ struct tile_position {
 };
 
 /// What stands in for the accumulator type: features, state and scratch are held in it. float for Eigen::half and
-/// Eigen::bfloat16 (which no operator takes yet), the scalar itself otherwise.
+/// Eigen::bfloat16, which only store; the scalar itself otherwise.
 template <class Scalar>
-using accumulator_t =
-    std::conditional_t<std::is_same_v<Scalar, Eigen::half> || std::is_same_v<Scalar, Eigen::bfloat16>, float, Scalar>;
+using accumulator_t = detail::computed_t<Scalar>;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A feature map phi: R^D -> R^C is any copyable, immutable type with

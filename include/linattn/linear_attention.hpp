@@ -65,7 +65,11 @@ struct rule_gradients : gradients<Scalar> {
 /// `normalize` the division is left out.
 ///
 /// FeatureMap  the policy phi (feature_map.hpp).   UpdateRule  how a token enters the state (update_rules/).
-/// Scalar      float or double: what q, k, v and outputs hold.
+/// Scalar      float, double, Eigen::half or Eigen::bfloat16: what q, k, v, gates and outputs hold. With the latter
+/// two,
+///             features, state and all sums are float: they are widened where rows are packed, each output is rounded
+///             once, to nearest even, and what lies between is what a float operator would compute, bit for bit. Beyond
+///             65,504 a half output is infinite. The gradient verbs take float and double only.
 /// HeadDim, ValueDim, Heads   compile-time D, M, H, or Eigen::Dynamic. With all of them known, and a map whose
 ///             dimension is constexpr, state and workspace live inline and nothing ever touches the heap.
 ///
@@ -103,8 +107,8 @@ struct rule_gradients : gradients<Scalar> {
 template <class FeatureMap, class UpdateRule = additive, class Scalar = float, Eigen::Index HeadDim = Eigen::Dynamic,
           Eigen::Index ValueDim = HeadDim, Eigen::Index Heads = (HeadDim == Eigen::Dynamic ? Eigen::Dynamic : 1)>
 class linear_attention {
-  static_assert(std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>,
-                "linattn: Scalar must be float or double");
+  static_assert(std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double> || detail::is_narrow<Scalar>,
+                "linattn: Scalar must be float, double, Eigen::half or Eigen::bfloat16");
   static_assert(
       requires {
         { UpdateRule::traits } -> std::convertible_to<rule_traits>;

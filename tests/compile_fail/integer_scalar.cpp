@@ -1,4 +1,4 @@
-// expect: Scalar must be float or double
+// expect: Scalar must be float, double, Eigen::half or Eigen::bfloat16
 #include <linattn/linattn.hpp>
 
 void integer_scalar() {

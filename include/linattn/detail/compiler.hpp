@@ -27,6 +27,12 @@
 #define LINATTN_PREFETCH(address) __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 2)
 #endif
 
+/// LINATTN_VECTOR(bytes): on a typedef of an integer or float, a vector of it that is as long; arithmetic, comparison,
+/// __builtin_convertvector. Not defined where the compiler has none.
+#if !defined(_MSC_VER) || defined(__clang__)
+#define LINATTN_VECTOR(bytes) __attribute__((vector_size(bytes)))
+#endif
+
 /// GCC drops the alignment attribute of SIMD types used as template arguments and says so at every use; nothing here
 /// depends on that attribute.
 #if defined(__GNUC__) && !defined(__clang__)

@@ -124,7 +124,8 @@ struct engine {
       layout.state.heads};  // those that a pass is about
 
   /// `state` is the slab. `layout.tokens()` tokens at a time, state by state; micro-blocks are B tokens, counted from
-  /// row 0, and the last one is filled up with zeros: a row's bits do not depend on what follows it.
+  /// row 0, and the last one is filled up with zeros: a row's bits do not depend on what follows it. Reading and writing
+  /// with B = 1 is a decode step, of one token.
   template <Eigen::Index B, kernel_form Form>
   void pass(const rows_type& x, state_pointer<Form, T> state, T* scratch) const {
     if constexpr (head_map_type::can_share) {
@@ -179,8 +180,8 @@ struct engine {
     T* const outputs = scratch + (shared ? layout.shared_outputs() : layout.outputs());                 // (T, R, M)
     T* const denominators = scratch + (shared ? layout.shared_denominators() : layout.denominators());  // (T, R)
     T* const tile = scratch + layout.tile();                                                            // (T, D)
-    // A decode step has one: the compiler drops the loops over rows.
-    const Eigen::Index tokens = B == 1 && !shared ? 1 : x.tokens;
+    constexpr bool is_step = B == 1 && Form.reads && Form.writes && !shared;
+    const Eigen::Index tokens = is_step ? 1 : x.tokens;  // so that the compiler drops the loops over rows
     // A turn is a state, or where the pass only reads, an output head: those of a state one after the other.
     constexpr bool by_state = Form.writes || std::is_same_v<Heads, equal_heads>;
     const Eigen::Index turns_of_state = by_state ? 1 : Eigen::Index(layout.heads.readers);

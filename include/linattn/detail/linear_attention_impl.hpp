@@ -5,6 +5,7 @@
 #include <linattn/linear_attention.hpp>
 
 #include <cmath>
+#include <memory>
 
 // The template head of every member, once.
 #define LINATTN_MEMBER                                                                                     \
@@ -423,7 +424,9 @@ void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x
   }
   require_workspace("absorb", ws);
   // X as any state; A, block by block, as the states that begin with columns of the identity and are written no value.
-  const input nothing(own_state(ws), k.rows(), v.cols(), 0);
+  auto* const zeros = reinterpret_cast<Scalar*>(access::slab(ws).data() + m_layout.own_state());
+  std::uninitialized_fill_n(zeros, v.cols(), Scalar(0));
+  const input nothing(zeros, k.rows(), v.cols(), 0);
   const Eigen::Index pieces = Eigen::Index(access::slab(s).size()) / m_layout.state.size();
   for (Eigen::Index n = 0; n < pieces; ++n) {
     engine().template pass<detail::half_block, detail::writes_only>(

@@ -13,15 +13,16 @@ LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// A register from x, zero from lane n on where n is less than a register.
-template <class T>
-LINATTN_INLINE packet<T> load_up_to(const T* x, Eigen::Index n) {
-  return n < packet<T>::size ? packet<T>::load_partial(x, n) : packet<T>::load_unaligned(x);
+template <class S>
+LINATTN_INLINE packet<computed_t<S>> load_up_to(const S* x, Eigen::Index n) {
+  using P = packet<computed_t<S>>;
+  return n < P::size ? P::load_partial(x, n) : P::load_unaligned(x);
 }
 
 /// The register to x, its first n lanes where n is less than a register.
-template <class T>
-LINATTN_INLINE void store_up_to(T* x, const packet<T>& values, Eigen::Index n) {
-  if (n < packet<T>::size) {
+template <class S>
+LINATTN_INLINE void store_up_to(S* x, const packet<computed_t<S>>& values, Eigen::Index n) {
+  if (n < packet<computed_t<S>>::size) {
     values.store_partial(x, n);
   } else {
     values.store_unaligned(x);

@@ -1,7 +1,8 @@
-// One packet type over Eigen's packet layer: the only file that names Eigen::internal's SIMD functions.
+// One packet type over Eigen's packet layer: with storage.hpp the only file that names Eigen::internal's SIMD functions.
 #pragma once
 
 #include <linattn/detail/compiler.hpp>
+#include <linattn/detail/storage.hpp>
 #include <linattn/version.hpp>
 
 #include <Eigen/Core>
@@ -56,6 +57,20 @@ struct packet {
       store(buffer);
       for (Eigen::Index i = 0; i < n; ++i) x[i] = buffer[i];
     }
+  }
+
+  // The same of floats that are stored as half or bfloat16.
+  template <class S>
+  requires(is_narrow<S>) static LINATTN_INLINE packet load_unaligned(const S* x) { return narrow::load(x); }
+  template <class S>
+  requires(is_narrow<S>) static LINATTN_INLINE packet load_partial(const S* x, Eigen::Index n) {
+    return narrow::load_partial(x, n);
+  }
+  template <class S>
+  requires(is_narrow<S>) LINATTN_INLINE void store_unaligned(S* x) const { narrow::store(x, lanes); }
+  template <class S>
+  requires(is_narrow<S>) LINATTN_INLINE void store_partial(S* x, Eigen::Index n) const {
+    narrow::store_partial(x, n, lanes);
   }
 
   /// Lanes 0 ... n-1, the others 0 whatever they were; 0 < n < size.
@@ -115,6 +130,8 @@ struct packet {
   friend LINATTN_INLINE T largest(const packet& x) { return Eigen::internal::predux_max(x.lanes); }
 
  private:
+  using narrow = narrow_memory<native, size>;
+
   /// The bits of lanes 0 ... n-1: what Eigen's masked loads and stores of floats take.
   static constexpr auto first_lanes(Eigen::Index n) {
     using mask = std::conditional_t<(size > 8), std::uint16_t, std::uint8_t>;
