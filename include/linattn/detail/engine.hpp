@@ -124,8 +124,8 @@ struct engine {
       layout.state.heads};  // those that a pass is about
 
   /// `state` is the slab. `layout.tokens()` tokens at a time, state by state; micro-blocks are B tokens, counted from
-  /// row 0, and the last one is filled up with zeros: a row's bits do not depend on what follows it. Reading and writing
-  /// with B = 1 is a decode step, of one token.
+  /// row 0, and the last one is filled up with zeros: a row's bits do not depend on what follows it. Reading and
+  /// writing with B = 1 is a decode step, of one token.
   template <Eigen::Index B, kernel_form Form>
   void pass(const rows_type& x, state_pointer<Form, T> state, T* scratch) const {
     if constexpr (head_map_type::can_share) {
