@@ -132,8 +132,9 @@ void read(const Attention& attn, std::type_identity_t<batch_states<Attention>> s
           batch_output<Attention> out, workspaces<Attention> ws, const Executor& executor = {},
           const batch_options<Attention>& o = {});
 
-/// Gradients of `forward` without states: linear_attention's vjp, B times. Tasks are sequences. Where the map has
-/// parameters, dmap holds a gradient for each sequence, which is added to; their sum is that of the batch.
+/// Gradients of `forward` without states: linear_attention's vjp, B times. Where the map has parameters, dmap
+/// may hold a gradient for each sequence, which is added to, and tasks are then whole sequences; the sum of them is the
+/// gradient of the batch.
 template <class Attention, executor Executor = sequential>
 void vjp(const Attention& attn, batch_input<Attention> q, batch_input<Attention> k, batch_input<Attention> v,
          batch_input<Attention> dout, batch_output<Attention> dq, batch_output<Attention> dk,

@@ -346,8 +346,10 @@ class linear_attention {
   gradients<Scalar> make_gradients(input q, input k, input v) const;
   gradients_with_inputs make_gradients(input q, input k, input v, const inputs& x) const;
   void require_differentiable(const char* function) const;
-  void run_vjp(const gradient_arguments& a, workspace_type& ws) const;
-  void run_vjp_causal(const gradient_arguments& a, const state_type* s0, state_type* ds, workspace_type& ws) const;
+  using engine_type = detail::engine<FeatureMap, Scalar, layout_type>;
+  void run_vjp(const engine_type& constants, const gradient_arguments& a, workspace_type& ws) const;
+  void run_vjp_causal(const engine_type& constants, const gradient_arguments& a, const state_type* s0, state_type* ds,
+                      workspace_type& ws) const;
   bool fits(const state_type& s) const noexcept;
   T* state_memory(const char* function, std::span<std::byte> memory) const;
   T* own_state(workspace_type& ws) const noexcept;

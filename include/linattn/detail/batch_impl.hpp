@@ -242,10 +242,10 @@ class batch_call {
     }
   }
 
-  template <class Gradients, class Parameters>
-  auto gradient_rows(Eigen::Index b, const input& q, const input& k, const input& v, const inputs& x, const input& dout,
-                     const output& dq, const output& dk, const output& dv, const Gradients& dx, const Parameters& dmap,
-                     bool causal) const {
+  template <class Engine, class Gradients, class Parameters>
+  auto gradient_rows(const Engine& engine, Eigen::Index b, const input& q, const input& k, const input& v,
+                     const inputs& x, const input& dout, const output& dq, const output& dk, const output& dv,
+                     const Gradients& dx, const Parameters& dmap, bool causal) const {
     gradient_arguments<S, rule, typename Attention::parameter_gradient> a;
     const kept_rows keys = kept_keys(b, k), queries = causal ? keys : kept_queries(b, q);
     a.queries = queries.tokens();
@@ -256,18 +256,18 @@ class batch_call {
     a.k = from_row(k.rows(b), keys);
     a.v = from_row(v.rows(b), keys);
     a.dout = from_row(dout.rows(b), queries);
-    a.dq = to_row(dq, b, queries);
-    a.dk = to_row(dk, b, keys);
-    a.dv = to_row(dv, b, keys);
+    a.dq = to_row(engine, dq, b, queries);
+    a.dk = to_row(engine, dk, b, keys);
+    a.dv = to_row(engine, dv, b, keys);
     a.gradient = dmap.empty() ? nullptr : &dmap[std::size_t(b)];
     a.gates = gates<const S>(x, b);
     if constexpr (decltype(a.gates)::has_log_decay) {
       a.gates.log_decay = from_row(a.gates.log_decay, keys);
-      if (dx.log_decay.data() != nullptr) a.dlog_decay = to_row(dx.log_decay, b, keys);
+      if (dx.log_decay.data() != nullptr) a.dlog_decay = to_row(engine, dx.log_decay, b, keys);
     }
     if constexpr (decltype(a.gates)::has_beta) {
       a.gates.beta = from_row(a.gates.beta, keys);
-      if (dx.beta.data() != nullptr) a.dbeta = to_row(dx.beta, b, keys);
+      if (dx.beta.data() != nullptr) a.dbeta = to_row(engine, dx.beta, b, keys);
     }
     return a;
   }
@@ -277,20 +277,30 @@ class batch_call {
     return rows;
   }
   /// The same of a gradient, whose masked rows are set to 0.
-  static token_rows<S> to_row(const output& to, Eigen::Index b, const kept_rows& kept) {
-    for (Eigen::Index h = 0; h < to.heads(); ++h) clear_masked(to.rows(b), to.tokens(b), kept, h, to.dim());
+  template <class Engine>
+  static token_rows<S> to_row(const Engine& engine, const output& to, Eigen::Index b, const kept_rows& kept) {
+    for (Eigen::Index h = engine.states.first(); h < engine.states.first() + engine.states.size(); ++h) {
+      clear_masked(to.rows(b), to.tokens(b), kept, h, to.dim());
+    }
     return from_row(to.rows(b), kept);
   }
 
-  /// work(b, workspace) for every sequence.
+  /// work(engine, b, workspace) for every sequence: for ranges of its heads, or where they add to one gradient of
+  /// parameters for all of them.
   template <class Weight, class Work>
-  void run_sequences(const Weight& weight, const Work& work) const {
-    const Eigen::Index width = std::min(Eigen::Index(m_workspaces.size()), m_sequences);
+  void run_gradients(bool by_sequence, const Weight& weight, const Work& work) const {
+    const Eigen::Index parts = cuts_heads && !by_sequence ? Eigen::Index(m_layout.state.heads) : 1;
+    const Eigen::Index width = std::min(Eigen::Index(m_workspaces.size()), m_sequences * parts);
     if (width == 0) return;
-    const auto padded_weight = [&](Eigen::Index b) { return weight(b) + least_tokens; };
-    const batch_slices<decltype(padded_weight)> slices(m_sequences, 1, width, padded_weight);
+    const batch_slices<Weight> slices(m_sequences, parts, width, weight);
     m_executor.parallel_for(width, [&](Eigen::Index w) {
-      slices.for_each(w, [&](Eigen::Index b, Eigen::Index, Eigen::Index) { work(b, m_workspaces[std::size_t(w)]); });
+      slices.for_each(w, [&](Eigen::Index b, Eigen::Index first, Eigen::Index last) {
+        auto engine = access::engine(m_attn);
+        if constexpr (cuts_heads) {
+          if (!by_sequence) engine.states = {first, last};
+        }
+        work(engine, b, m_workspaces[std::size_t(w)]);
+      });
     });
   }
 
@@ -632,11 +642,11 @@ void vjp(const Attention& attn, batch_input<Attention> q, batch_input<Attention>
   const batch_inputs<Attention> x;
   const batch_input_gradients<Attention> dx;
   call.require_gradients(q, k, v, x, dout, dq, dk, dv, dx, dmap, false);
-  call.run_sequences([&](Eigen::Index b) { return q.tokens(b) + k.tokens(b); },
-                     [&](Eigen::Index b, auto& own) {
-                       const auto a = call.gradient_rows(b, q, k, v, x, dout, dq, dk, dv, dx, dmap, false);
-                       detail::engine_access::run_vjp(attn, a, own);
-                     });
+  const auto weight = [&](Eigen::Index b) { return q.tokens(b) + k.tokens(b) + detail::least_tokens; };
+  call.run_gradients(!dmap.empty(), weight, [&](const auto& engine, Eigen::Index b, auto& own) {
+    const auto a = call.gradient_rows(engine, b, q, k, v, x, dout, dq, dk, dv, dx, dmap, false);
+    detail::engine_access::run_vjp(attn, engine, a, own);
+  });
 }
 
 template <class Attention, executor Executor>
@@ -654,12 +664,12 @@ void vjp_causal(const Attention& attn, std::span<const typename Attention::state
                    Eigen::Index(ds.size()));
   }
   for (const auto& s : s0) detail::engine_access::require_state(attn, "vjp_causal", s);
-  call.run_sequences([&](Eigen::Index b) { return q.tokens(b); },
-                     [&](Eigen::Index b, auto& own) {
-                       const auto a = call.gradient_rows(b, q, k, v, x, dout, dq, dk, dv, dx, dmap, true);
-                       detail::engine_access::run_vjp_causal(attn, a, s0.empty() ? nullptr : &s0[std::size_t(b)],
-                                                             ds.empty() ? nullptr : &ds[std::size_t(b)], own);
-                     });
+  const auto weight = [&](Eigen::Index b) { return q.tokens(b) + detail::least_tokens; };
+  call.run_gradients(!dmap.empty(), weight, [&](const auto& engine, Eigen::Index b, auto& own) {
+    const auto a = call.gradient_rows(engine, b, q, k, v, x, dout, dq, dk, dv, dx, dmap, true);
+    detail::engine_access::run_vjp_causal(attn, engine, a, s0.empty() ? nullptr : &s0[std::size_t(b)],
+                                          ds.empty() ? nullptr : &ds[std::size_t(b)], own);
+  });
 }
 
 LINATTN_NAMESPACE_END

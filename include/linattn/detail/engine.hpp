@@ -87,14 +87,15 @@ struct engine_access {
   static void require_gradient(const Attention& attn, const char* function) {
     attn.require_differentiable(function);
   }
-  template <class Attention, class Arguments>
-  static void run_vjp(const Attention& attn, const Arguments& a, typename Attention::workspace_type& ws) {
-    attn.run_vjp(a, ws);
+  template <class Attention, class Engine, class Arguments>
+  static void run_vjp(const Attention& attn, const Engine& constants, const Arguments& a,
+                      typename Attention::workspace_type& ws) {
+    attn.run_vjp(constants, a, ws);
   }
-  template <class Attention, class Arguments, class State>
-  static void run_vjp_causal(const Attention& attn, const Arguments& a, const State* initial, State* dstate,
-                             typename Attention::workspace_type& ws) {
-    attn.run_vjp_causal(a, initial, dstate, ws);
+  template <class Attention, class Engine, class Arguments, class State>
+  static void run_vjp_causal(const Attention& attn, const Engine& constants, const Arguments& a, const State* initial,
+                             State* dstate, typename Attention::workspace_type& ws) {
+    attn.run_vjp_causal(constants, a, initial, dstate, ws);
   }
   /// f(span of states) or f(pool), or neither where there are none.
   template <class States, class F>

@@ -37,7 +37,6 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   using base::feature_stride;
   using base::features;
   using base::head_dim;
-  using base::heads;
   using base::m_a;
   using base::m_decay;
   using base::m_douts;
@@ -101,7 +100,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
  private:
   T* sums(const head_tile& t) const { return m_sums + t.head * m_layout.sum_stride(); }  // z (C)
   T* log_scales(Eigen::Index head) const {
-    return m_sums + (heads() + head) * m_layout.sum_stride();
+    return m_sums + (m_layout.state.heads + head) * m_layout.sum_stride();
   }  // of S and z (C)
 
   template <bool Backwards, class F>
@@ -112,19 +111,18 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   /// S^T and z of the initial state, of all heads.
   void begin(const T* initial) const {
     this->begin_transposed(initial);
-    if constexpr (rule.normalizes) {
-      std::fill(m_sums, m_sums + heads() * m_layout.sum_stride(), T(0));
-      for (Eigen::Index h = 0; initial != nullptr && h < heads(); ++h) {
-        const T* const z = initial + place_of(h) + m_layout.state.z_offset();
-        std::copy(z, z + m_layout.state.features, m_sums + h * m_layout.sum_stride());
+    this->for_each_head([&](Eigen::Index h) {
+      const T* const head = initial == nullptr ? nullptr : initial + place_of(h);
+      if constexpr (rule.normalizes) {
+        T* const z = m_sums + h * m_layout.sum_stride();
+        std::fill_n(z, m_layout.sum_stride(), T(0));
+        if (head != nullptr) std::copy_n(head + m_layout.state.z_offset(), features(), z);
       }
-    }
-    for (Eigen::Index h = 0; rule.log_scaled && h < heads(); ++h) {
-      std::fill(log_scales(h), log_scales(h) + feature_stride(), std::numeric_limits<T>::lowest());
-      if (initial == nullptr) continue;
-      const T* const scales = initial + place_of(h) + m_layout.state.log_scale_offset();
-      std::copy(scales, scales + feature_stride(), log_scales(h));
-    }
+      if constexpr (rule.log_scaled) {
+        std::fill_n(log_scales(h), feature_stride(), std::numeric_limits<T>::lowest());
+        if (head != nullptr) std::copy_n(head + m_layout.state.log_scale_offset(), feature_stride(), log_scales(h));
+      }
+    });
   }
 
   // ---- causal -------------------------------------------------------------------------------------------------------

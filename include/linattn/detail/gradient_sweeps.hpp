@@ -51,6 +51,7 @@ class gradient_sweeps {
 
   gradient_sweeps(const forward_engine& forward, const arguments& a, T* scratch)
       : m_layout(forward.layout),
+        m_states(forward.states),
         m_a(a),
         m_packing(forward.map, forward.layout, forward.query_scale, a.gradient, scratch),
         m_queries(scratch + m_layout.queries()),
@@ -64,7 +65,12 @@ class gradient_sweeps {
         m_transposed(scratch + m_layout.own_transposed()) {}
 
   Eigen::Index tokens() const { return m_a.keys; }
-  Eigen::Index heads() const { return m_layout.state.heads; }
+  /// The heads that this is about: all, or those of a task.
+  Eigen::Index heads() const { return m_states.size(); }
+  template <class F>
+  void for_each_head(const F& f) const {
+    for (Eigen::Index h = m_states.first(); h < m_states.first() + m_states.size(); ++h) f(h);
+  }
   Eigen::Index head_dim() const { return m_layout.head_dim; }
   Eigen::Index features() const { return m_layout.state.features; }
   Eigen::Index value_dim() const { return m_layout.state.value_dim; }
@@ -84,14 +90,14 @@ class gradient_sweeps {
     const auto tile_at = [&](Eigen::Index i) -> head_tile {
       if (i >= tiles * heads()) return {};
       const Eigen::Index first = (Backwards ? tiles - 1 - i / heads() : i / heads()) * most;
-      return {{first, std::min(most, count - first)}, i % heads()};
+      return {{first, std::min(most, count - first)}, m_states.first() + i % heads()};
     };
     kept_tokens<> kept(mask);
     if constexpr (Backwards) kept.go_behind(count);
     const Eigen::Index* numbers = nullptr;
     for (Eigen::Index i = 0; i < tiles * heads(); ++i) {
       head_tile t = tile_at(i);
-      if (t.head == 0) numbers = (Backwards ? kept.previous(t.first, t.rows) : kept.next(t.first, t.rows)).numbers;
+      if (i % heads() == 0) numbers = (Backwards ? kept.previous(t.first, t.rows) : kept.next(t.first, t.rows)).numbers;
       t.numbers = numbers;
       f(t, far ? tile_at(i + 1) : head_tile());
     }
@@ -107,15 +113,16 @@ class gradient_sweeps {
 
   /// S^T of all heads: that of the initial state, or 0.
   void begin_transposed(const T* initial) const {
-    std::fill(m_transposed, m_transposed + m_layout.transposed().size(), T(0));
+    const Eigen::Index size = m_layout.transposed().head_stride();
+    for_each_head([&](Eigen::Index h) { std::fill_n(transposed(h), size, T(0)); });
     if (initial != nullptr) transpose_all(initial);
   }
 
   void transpose_all(const T* state) const {
-    for (Eigen::Index h = 0; h < heads(); ++h) {
+    for_each_head([&](Eigen::Index h) {
       transpose(state + place_of(h), row_stride(), m_layout.state.features, value_dim(), transposed(h),
                 feature_stride());
-    }
+    });
   }
 
   void pack_rows(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block, T* to) const {
@@ -169,14 +176,14 @@ class gradient_sweeps {
       if (tokens() == 0) return;
       kept_tokens<> kept(m_a.kept_keys);
       const token_tile first = kept.next(0, 1);
-      for (Eigen::Index h = 0; h < heads(); ++h) {
+      for_each_head([&](Eigen::Index h) {
         const T* const decay = pack_decays<false>({first, h}, 1);
         for (Eigen::Index c = 0; c < features(); ++c) {
           T* const row = dstate + place_of(h) + c * row_stride();
           const P factor(decay[per_feature ? c : 0]);
           for (Eigen::Index m = 0; m < row_stride(); m += P::size) (factor * P::load(row + m)).store(row + m);
         }
-      }
+      });
     }
   }
 
@@ -190,7 +197,7 @@ class gradient_sweeps {
   template <class State>
   void begin_decay_sums(const T* dstate, const State& S) const {
     if (!wants_decays()) return;
-    for (Eigen::Index h = 0; h < heads(); ++h) {
+    for_each_head([&](Eigen::Index h) {
       double total = 0;
       for (Eigen::Index c = 0; c < features(); ++c) {
         const T* const row = dstate + place_of(h) + c * row_stride();
@@ -200,7 +207,7 @@ class gradient_sweeps {
         decay_sums(h)[sum_stride() + place] = T(total - double(T(total)));
         if (per_feature) total = 0;
       }
-    }
+    });
   }
 
   /// A token's term of the sums: sign x y, features (C), set or added to what it has.
@@ -246,6 +253,7 @@ class gradient_sweeps {
   T* decay_sums(Eigen::Index head) const { return m_sums + 2 * head * sum_stride(); }  // (2, C)
 
   const Layout& m_layout;
+  [[no_unique_address]] decltype(forward_engine::states) m_states;
   const arguments& m_a;
   gradient_packing<Map, T, Layout> m_packing;
   T* m_queries;     // (T, C)

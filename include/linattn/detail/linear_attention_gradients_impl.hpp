@@ -86,24 +86,24 @@ void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, 
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::run_vjp(const gradient_arguments& a, workspace_type& ws) const {
-  detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, access::slab(ws).data())
+void LINATTN_OPERATOR::run_vjp(const engine_type& constants, const gradient_arguments& a, workspace_type& ws) const {
+  detail::gradient_engine<FeatureMap, T, layout_type>(constants, a, access::slab(ws).data())
       .noncausal(own_state(ws), 0, a.keys - a.queries);
 }
 
 /// From nothing, and with nothing behind it, where s0 and ds are null.
 LINATTN_MEMBER
-void LINATTN_OPERATOR::run_vjp_causal(const gradient_arguments& a, const state_type* s0, state_type* ds,
-                                      workspace_type& ws) const {
+void LINATTN_OPERATOR::run_vjp_causal(const engine_type& constants, const gradient_arguments& a, const state_type* s0,
+                                      state_type* ds, workspace_type& ws) const {
   T* const scratch = access::slab(ws).data();
   const T* const initial = s0 == nullptr ? nullptr : access::data(*s0);
   T* const dstate = ds == nullptr ? own_state(ws) : access::data(*ds);
   const Eigen::Index position = s0 == nullptr ? 0 : s0->first_position() + s0->tokens();
   if constexpr (rule.corrects != correction::none) {
-    detail::correction_gradient_engine<FeatureMap, T, layout_type>(engine(), a, scratch)
+    detail::correction_gradient_engine<FeatureMap, T, layout_type>(constants, a, scratch)
         .causal(initial, dstate, position);
   } else {
-    detail::gradient_engine<FeatureMap, T, layout_type>(engine(), a, scratch).causal(initial, dstate, position);
+    detail::gradient_engine<FeatureMap, T, layout_type>(constants, a, scratch).causal(initial, dstate, position);
   }
 }
 
@@ -129,7 +129,7 @@ void LINATTN_OPERATOR::vjp(input q, input k, input v, input dout, output dq, out
                 "tokens matters; use vjp_causal");
   require_gradient("vjp", q, k, v, no_inputs(), dout, dq, dk, dv, {}, ws, false);
   const gradient_arguments a = gradient_arguments_of(q, k, v, no_inputs(), dout, dq, dk, dv, {}, dmap);
-  run_vjp(a, ws);
+  run_vjp(engine(), a, ws);
 }
 
 LINATTN_MEMBER
@@ -141,7 +141,7 @@ void LINATTN_OPERATOR::vjp_causal(const state_type& s0, input q, input k, input 
   require_state("vjp_causal", s0);
   require_state("vjp_causal", ds);
   LINATTN_ASSERT(&s0 != &ds && "linattn: the gradient of the state is another state");
-  run_vjp_causal(a, &s0, &ds, ws);
+  run_vjp_causal(engine(), a, &s0, &ds, ws);
 }
 
 LINATTN_MEMBER
@@ -150,7 +150,7 @@ void LINATTN_OPERATOR::vjp_causal(input q, input k, input v, const inputs& x, in
                                   parameter_gradient* dmap) const {
   require_gradient("vjp_causal", q, k, v, x, dout, dq, dk, dv, dx, ws, true);
   const gradient_arguments a = gradient_arguments_of(q, k, v, x, dout, dq, dk, dv, dx, dmap);
-  run_vjp_causal(a, nullptr, nullptr, ws);
+  run_vjp_causal(engine(), a, nullptr, nullptr, ws);
 }
 
 LINATTN_MEMBER

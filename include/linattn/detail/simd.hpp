@@ -1,4 +1,5 @@
-// One packet type over Eigen's packet layer: with storage.hpp the only file that names Eigen::internal's SIMD functions.
+// One packet type over Eigen's packet layer: with storage.hpp the only file that names Eigen::internal's SIMD
+// functions.
 #pragma once
 
 #include <linattn/detail/compiler.hpp>
