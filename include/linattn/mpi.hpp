@@ -11,18 +11,20 @@
 //      state::merge or segment::merge, which is associative but does not commute where order matters
 //   3. it runs the verb on its rows from there
 //
-// Traffic: counts and flags of 24 bytes, and one message of message_bytes(attn) a round, in ceil(log2 P) rounds for
-// P ranks where MPI scans by recursive doubling: H (C M + C) elements with the padding of a state's rows, H C (M + C)
-// under a rule that corrects; 133 KB for 8 heads of D = M = 64 in float, however long the sequence. Open MPI chooses
-// its algorithm itself; coll_tuned_exscan_algorithm = 2 asks for recursive doubling, its other one takes P - 1 rounds.
+// Traffic: counts and flags of 24 bytes, and one message of message_bytes(attn) a round, however long the sequence:
+// H (C M + C) elements with the padding of a state's rows, H C (M + C) under a rule that corrects; for 8 heads of
+// D = M = 64 in float 133 KB, and 263 KB for gated_delta. By recursive doubling a scan over P ranks takes ceil(log2 P)
+// rounds, each with a message to send, one to receive and up to two merges. Open MPI chooses by itself between that and
+// P - 1 rounds in a row; coll_tuned_use_dynamic_rules = 1 with coll_tuned_exscan_algorithm = 2 asks for it.
 //
-// Time, n = N / P tokens a rank, absorb(n) and causal(n) those of one rank alone, and s seconds for a message's way
-// and one merge (a merge reads and writes a state, or takes 2 C^2 (C + M) flops a head under a rule that corrects):
+// Time, with n = N / P tokens a rank, and absorb(n) and causal(n) what a rank takes for them alone:
 //
-//   t(P) = absorb(n) + causal(n) + ceil(log2 P) (3 latency + s),    s = message_bytes / bandwidth + merge
+//   t(P) = absorb(n) + causal(n) + ceil(log2 P) (3 latency + s),    s = message_bytes / bandwidth + 2 merge
 //
-// absorb is half of causal's flops: beside one rank with all N tokens the ranks win P / 1.5 until the last term shows,
-// which at 1,024 ranks is ten messages. examples/14_sequence_parallel.cpp measures the terms and prints the table.
+// A merge reads and writes a state, or takes 2 C^2 (C + M) flops a head under a rule that corrects. absorb has half of
+// causal's flops, or for those rules and C = M as many: beside one rank with all N tokens P ranks win P / 1.5, or P /
+// 2, until the last term shows, which at 1,024 ranks is ten rounds. examples/14_sequence_parallel.cpp measures the
+// terms and prints the table up to there.
 #pragma once
 
 #include <linattn/linear_attention.hpp>
@@ -113,7 +115,7 @@ void forward(const ranks& r, const Attention& attn, typename Attention::input q,
 /// leaves as that with respect to the state before this rank's rows: on rank 0, to s0.
 /// dmap, where given: this rank's share is added; the sequence's gradient is their sum over the ranks.
 ///
-///   t(P) = absorb(n) + 2 vjp_causal(n) + ceil(log2 P) (4 latency + 2 s)
+///   t(P) = absorb(n) + 2 vjp_causal(n) + ceil(log2 P) (5 latency + 2 s)
 template <class Attention>
 void vjp_causal(const ranks& r, const Attention& attn, const typename Attention::state_type& s0,
                 typename Attention::input q, typename Attention::input k, typename Attention::input v,

@@ -158,15 +158,6 @@ void require_input_gradients(const char* function, const Attention& attn, const 
   }
 }
 
-/// What a rule without inputs is given.
-template <class Attention>
-typename Attention::inputs no_inputs() {
-  static_assert(std::is_empty_v<typename Attention::inputs>,
-                "linattn: this update rule takes inputs beside q, k and v; write them behind v, e.g. "
-                "mpi::forward_causal(ranks, attn, s, q, k, v, {.log_decay = g, .beta = b}, out, ws)");
-  return {};
-}
-
 // ---- the scan -------------------------------------------------------------------------------------------------------
 
 /// This rank's tokens by themselves, rank 0's behind s.
@@ -322,13 +313,13 @@ template <class Attention>
 void forward_causal(const ranks& r, const Attention& attn, typename Attention::state_type& s,
                     typename Attention::input q, typename Attention::input k, typename Attention::input v,
                     typename Attention::output out, typename Attention::workspace_type& ws) {
-  forward_causal(r, attn, s, q, k, v, mpi_detail::no_inputs<Attention>(), out, ws);
+  forward_causal(r, attn, s, q, k, v, detail::engine_access::no_inputs<Attention>(), out, ws);
 }
 template <class Attention>
 void forward_causal(const ranks& r, const Attention& attn, typename Attention::input q, typename Attention::input k,
                     typename Attention::input v, typename Attention::output out,
                     typename Attention::workspace_type& ws) {
-  forward_causal(r, attn, q, k, v, mpi_detail::no_inputs<Attention>(), out, ws);
+  forward_causal(r, attn, q, k, v, detail::engine_access::no_inputs<Attention>(), out, ws);
 }
 template <class Attention>
 void forward(const ranks& r, const Attention& attn, typename Attention::input q, typename Attention::input k,
@@ -353,14 +344,14 @@ void vjp_causal(const ranks& r, const Attention& attn, const typename Attention:
                 typename Attention::input dout, typename Attention::state_type& ds, typename Attention::output dq,
                 typename Attention::output dk, typename Attention::output dv, typename Attention::workspace_type& ws,
                 typename Attention::parameter_gradient* dmap) {
-  vjp_causal(r, attn, s0, q, k, v, mpi_detail::no_inputs<Attention>(), dout, ds, dq, dk, dv, {}, ws, dmap);
+  vjp_causal(r, attn, s0, q, k, v, detail::engine_access::no_inputs<Attention>(), dout, ds, dq, dk, dv, {}, ws, dmap);
 }
 template <class Attention>
 void vjp_causal(const ranks& r, const Attention& attn, typename Attention::input q, typename Attention::input k,
                 typename Attention::input v, typename Attention::input dout, typename Attention::output dq,
                 typename Attention::output dk, typename Attention::output dv, typename Attention::workspace_type& ws,
                 typename Attention::parameter_gradient* dmap) {
-  vjp_causal(r, attn, q, k, v, mpi_detail::no_inputs<Attention>(), dout, dq, dk, dv, {}, ws, dmap);
+  vjp_causal(r, attn, q, k, v, detail::engine_access::no_inputs<Attention>(), dout, dq, dk, dv, {}, ws, dmap);
 }
 
 }  // namespace mpi

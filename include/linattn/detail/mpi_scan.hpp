@@ -47,7 +47,7 @@ auto layout_of(const state<Rule, T, Features, ValueDim, Heads>& s) {
 template <class State, class From, class To>
 void copy_contents(const State& sizes, const From& from, To& to) {
   const auto layout = layout_of(sizes).state;
-  std::copy_n(engine_access::data(from), layout.heads * layout.head_stride(), engine_access::data(to));
+  std::copy_n(engine_access::data(from), layout.size(), engine_access::data(to));
 }
 
 template <class State>
