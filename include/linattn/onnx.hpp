@@ -106,21 +106,10 @@ Eigen::Index head_size(const char* what, const tensor<T, 3>& x, const char* head
   return last / heads;
 }
 
-/// What q, k, v and gates are computed in: float, and double where they are.
+/// Batch element b of an input (B, T, columns) as rows of tokens.
 template <class T>
-using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-/// Batch element b of an input (B, T, columns) as rows of tokens: a view where the type is the operator's own, else a
-/// conversion.
-template <class T>
-auto rows_of(const tensor<const T, 3>& x, Eigen::Index b) {
-  const Eigen::Index rows = x.shape[1], cols = x.shape[2];
-  const T* const first = x.data + b * rows * cols;
-  if constexpr (std::is_same_v<T, compute_t<T>>) {
-    return matrix_view<const T>(first, rows, cols);
-  } else {
-    return row_matrix<compute_t<T>>(Eigen::Map<const row_matrix<T>>(first, rows, cols).template cast<compute_t<T>>());
-  }
+matrix_view<const T> rows_of(const tensor<const T, 3>& x, Eigen::Index b) {
+  return matrix_view<const T>(x.data + b * x.shape[1] * x.shape[2], x.shape[1], x.shape[2]);
 }
 
 /// Sizes of one call, once they have been found to agree.
@@ -183,8 +172,7 @@ sizes require_all(const attributes& a, const inputs<T, State>& x, const outputs<
 
 template <class Rule, class T, class State>
 void run(const attributes& a, const sizes& n, const inputs<T, State>& x, const outputs<T, State>& y) {
-  using C = compute_t<T>;
-  using operator_type = linattn::linear_attention<identity, Rule, C>;
+  using operator_type = linattn::linear_attention<identity, Rule, T>;
   const operator_type attention({.head_dim = n.head_dim,
                                  .value_dim = n.value_dim,
                                  .heads = a.q_num_heads,
@@ -194,7 +182,6 @@ void run(const attributes& a, const sizes& n, const inputs<T, State>& x, const o
   auto s = attention.make_state();
   auto ws = attention.make_workspace();
   const Eigen::Index columns = n.output_heads * n.value_dim;
-  row_matrix<C> converted;
   for (Eigen::Index b = 0; b < n.batch; ++b) {
     const auto head_of = [&](const auto& state, Eigen::Index h) {
       using element = std::remove_pointer_t<decltype(state.data)>;
@@ -204,27 +191,20 @@ void run(const attributes& a, const sizes& n, const inputs<T, State>& x, const o
     };
     s.reset();
     for (Eigen::Index h = 0; x.past_state && h < a.kv_num_heads; ++h) {
-      s.kv(h) = head_of(*x.past_state, h).template cast<C>();
+      s.kv(h) = head_of(*x.past_state, h).template cast<typename operator_type::accumulator_type>();
     }
-    const auto q = rows_of(x.query, b), k = rows_of(x.key, b), v = rows_of(x.value, b);
     typename operator_type::inputs gates;
-    decltype(rows_of(x.query, b)) log_decay;
-    row_matrix<C> beta;
-    if constexpr (requires { gates.log_decay; }) gates.log_decay = log_decay = rows_of(*x.decay, b);
+    row_matrix<T> beta;
+    if constexpr (requires { gates.log_decay; }) gates.log_decay = rows_of(*x.decay, b);
     if constexpr (requires { gates.beta; }) {
-      const Eigen::Index count = x.beta->shape[2];
-      const Eigen::Map<const row_matrix<T>> given(x.beta->data + b * n.tokens * count, n.tokens, count);
-      beta = given.template cast<C>().replicate(1, a.kv_num_heads / count);
-      gates.beta = beta;
+      gates.beta = rows_of(*x.beta, b);
+      if (gates.beta.cols() != a.kv_num_heads) {
+        beta = Eigen::Map<const row_matrix<T>>(gates.beta.data(), n.tokens, 1).replicate(1, a.kv_num_heads);
+        gates.beta = beta;
+      }
     }
-    T* const to = y.output.data + b * n.tokens * columns;
-    if constexpr (std::is_same_v<T, C>) {
-      attention.forward_causal(s, q, k, v, gates, matrix_view<C>(to, n.tokens, columns), ws);
-    } else {
-      converted.resize(n.tokens, columns);
-      attention.forward_causal(s, q, k, v, gates, converted, ws);
-      Eigen::Map<row_matrix<T>>(to, n.tokens, columns) = converted.template cast<T>();
-    }
+    const matrix_view<T> out(y.output.data + b * n.tokens * columns, n.tokens, columns);
+    attention.forward_causal(s, rows_of(x.query, b), rows_of(x.key, b), rows_of(x.value, b), gates, out, ws);
     for (Eigen::Index h = 0; h < a.kv_num_heads; ++h) {
       head_of(y.present_state, h) = s.kv(h).template cast<State>();
     }
@@ -243,13 +223,12 @@ void run(const attributes& a, const sizes& n, const inputs<T, State>& x, const o
 /// states, are what ONNX Runtime's operator of the same name adds.
 ///
 /// T is float, double, Eigen::half or Eigen::bfloat16; so is State, whatever T. Computed in float, or double where T
-/// is: half and bfloat16 are converted token rows, with one rounding of every output. decay <= 0, in log space. Without
-/// tokens present_state is past_state.
+/// is, with one rounding of every output. decay <= 0, in log space. Without tokens present_state is past_state.
 ///
 /// Errors: std::invalid_argument, before anything is written, for head counts that do not divide, a decay or beta that
 /// the rule needs and lacks or has and forbids, last dimensions that fit neither shape, and every other shape that does
 /// not agree. Cost: that of linear_attention::forward_causal, one copy of the state in and out, and memory for a state,
-/// a workspace, beta, and where T is half or bfloat16 for one batch element of the inputs and of the output.
+/// a workspace, and where beta is (B, T, 1) for its copies of one batch element.
 template <class T, class State = float>
 void linear_attention(const attributes& a, const inputs<T, State>& x, const outputs<T, State>& y) {
   const onnx_detail::sizes n = onnx_detail::require_all(a, x, y);
