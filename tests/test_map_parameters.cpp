@@ -202,7 +202,7 @@ TEST(MapParameters, SayWhatIsWrong) {
   EXPECT_EQ(refusal<map>(bytes.substr(0, 203)),
             "linattn::hedgehog::load: the record is cut off: its checksum has 3 of 4 bytes");
   EXPECT_EQ(refusal<map>(std::string(200, 'x')),
-            "linattn::hedgehog::load: the stream holds no record of linattn: it does not begin with its eight bytes");
+            "linattn::hedgehog::load: this is no record of linattn: it does not begin with its eight bytes");
   EXPECT_EQ(refusal<map>(forged(bytes, 8, std::uint32_t{2})),
             "linattn::hedgehog::load: the record has version 2 of the layout, this library reads 1");
   std::string other_header = bytes;

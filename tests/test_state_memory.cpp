@@ -379,18 +379,12 @@ TEST(StatePool, BelievesNoMarkOfBefore) {
   const layout l = layout_of(use.attn);
   for (const std::int64_t mark : {-1, 0, 1, 2, 3, 1000}) {
     for (std::int32_t n = 0; n < capacity; ++n) {
-      auto* const slab = static_cast<float*>(use.pool.address(n));
-      auto trailer = l.trailer(slab);
-      trailer.mark = mark;
-      l.set_trailer(slab, trailer);
+      l.set_number(static_cast<float*>(use.pool.address(n)), linattn::detail::trailer::mark, mark);
     }
     EXPECT_EQ(use.text(std::vector<std::int32_t>{0, 1, 2, 3, 4}), "") << mark;
   }
   for (std::int32_t n = 0; n < capacity; ++n) {
-    auto* const slab = static_cast<float*>(use.pool.address(n));
-    auto trailer = l.trailer(slab);
-    trailer.mark = 1;
-    l.set_trailer(slab, trailer);
+    l.set_number(static_cast<float*>(use.pool.address(n)), linattn::detail::trailer::mark, 1);
   }
   EXPECT_NE(use.text(std::vector<std::int32_t>{0, 1, 2, 1}), "");
 }

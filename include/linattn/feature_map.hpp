@@ -68,6 +68,8 @@ using accumulator_t = detail::computed_t<Scalar>;
 //                                forward (or packet) writes log phi, and vjp differentiates log phi. For features that
 //                                could overflow: the engine keeps the state by the largest feature of each row so far
 //                                (update_rules/rule_traits.hpp, log_scaled), which is exact.
+//   static constexpr const char* name = "..."   at most 32 characters, no other map's: for saved states (state_io.hpp),
+//   std::uint64_t fingerprint() const           and of a map with members a number that other parameters do not have.
 //   using scalar = float         the accumulator type a map with parameters holds them in; the operator checks it.
 //
 // x and phi are the engine's aligned scratch in the accumulator type, never the caller's memory, so that a result

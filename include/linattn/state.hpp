@@ -61,11 +61,9 @@ class state : detail::state_storage<T, detail::state_layout<T, Features, ValueDi
   Eigen::Index value_dim() const noexcept { return m_layout.value_dim; }
 
   /// Keys absorbed since the state was made or reset.
-  Eigen::Index tokens() const noexcept { return m_slab.size() == 0 ? 0 : m_layout.trailer(m_slab.data()).tokens; }
+  Eigen::Index tokens() const noexcept { return trailer_number(detail::trailer::tokens); }
   /// Position of the first key; key number n stands at first_position() + n.
-  Eigen::Index first_position() const noexcept {
-    return m_slab.size() == 0 ? 0 : m_layout.trailer(m_slab.data()).first_position;
-  }
+  Eigen::Index first_position() const noexcept { return trailer_number(detail::trailer::first_position); }
 
   /// S of one head (C, M): an unpadded view, writable on a mutable state. Throws for a head that is not there.
   kv_view kv(Eigen::Index head) {
@@ -154,6 +152,9 @@ class state : detail::state_storage<T, detail::state_layout<T, Features, ValueDi
   /// Attached to memory that holds a state.
   state(const layout_type& layout, T* memory) noexcept : storage(layout, memory) {}
 
+  Eigen::Index trailer_number(detail::trailer which) const noexcept {
+    return m_slab.size() == 0 ? 0 : Eigen::Index(m_layout.number(m_slab.data(), which));
+  }
   void add_tokens(Eigen::Index n) noexcept { m_layout.add_tokens(m_slab.data(), n); }
 
   const T* head_data(Eigen::Index head) const {

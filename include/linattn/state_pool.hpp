@@ -62,22 +62,17 @@ T* slab_of(const state_pool& pool, Eigen::Index b) noexcept {
 /// seen last to have it, and is believed only where that one does: whatever the marks were before.
 template <class T, class Layout>
 Eigen::Index first_repeated(const state_pool& pool, const Layout& layout) noexcept {
-  const auto set_mark = [&](Eigen::Index b, Eigen::Index mark) {
-    T* const slab = slab_of<T>(pool, b);
-    state_trailer t = layout.trailer(slab);
-    t.mark = mark;
-    layout.set_trailer(slab, t);
-  };
   Eigen::Index b = 0;
   for (; b < pool.size(); ++b) {
     const std::int32_t slot = pool.slots[std::size_t(b)];
     if (slot < 0) continue;
-    const std::int64_t mark = layout.trailer(slab_of<T>(pool, b)).mark;
+    T* const slab = slab_of<T>(pool, b);
+    const std::int64_t mark = layout.number(slab, trailer::mark);
     if (mark >= 0 && mark < b && pool.slots[std::size_t(mark)] == slot) break;
-    set_mark(b, b);
+    layout.set_number(slab, trailer::mark, b);
   }
   for (Eigen::Index seen = 0; seen < b; ++seen) {
-    if (pool.slots[std::size_t(seen)] >= 0) set_mark(seen, 0);
+    if (pool.slots[std::size_t(seen)] >= 0) layout.set_number(slab_of<T>(pool, seen), trailer::mark, 0);
   }
   return b == pool.size() ? -1 : b;
 }
@@ -91,14 +86,14 @@ void require_pool(const char* function, const state_pool& pool, const Layout& la
            layout.bytes(), ", and each begins at a multiple of ", Eigen::Index(slab_alignment));
   }
   state_memory<T>(function, layout, pool.memory, pool.bytes_per_slot);
-  const std::uint64_t tag = layout.tag();
+  const std::int64_t tag = layout.tag();
   for (Eigen::Index b = 0; b < pool.size(); ++b) {
     const Eigen::Index slot = pool.slots[std::size_t(b)];
     if (slot < 0) continue;
     if (slot >= pool.capacity) {
       refuse(function, "sequence ", b, " has slot ", slot, " of a pool of ", pool.capacity, " slots");
     }
-    if (layout.trailer(slab_of<T>(pool, b)).tag != tag) {
+    if (layout.number(slab_of<T>(pool, b), trailer::tag) != tag) {
       refuse(function, "slot ", slot, ", of sequence ", b, ", holds no state of ", sizes_of(layout),
              " and this operator's rule and scalar; make_state(pool[slot]) begins one there");
     }

@@ -108,8 +108,7 @@ class batch_call {
   Eigen::Index position(Eigen::Index b) const {
     const T* const s = slab(b);
     if (s == nullptr) return 0;
-    const state_trailer t = m_layout.state.trailer(s);
-    return Eigen::Index(t.first_position + t.tokens);
+    return Eigen::Index(m_layout.state.number(s, trailer::first_position) + m_layout.state.number(s, trailer::tokens));
   }
   /// After all tasks are done.
   void add_tokens(const input& k) const {

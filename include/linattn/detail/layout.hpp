@@ -169,12 +169,12 @@ struct one_by_one : Map {
   explicit constexpr one_by_one(const Map& map) noexcept : Map(map) {}
 };
 
-/// What stands behind the heads of a state, in one cache line: with it the bytes of a state are all of it.
-struct state_trailer {
-  std::uint64_t tag;            // state_layout::tag(), or this is no state of that layout
-  std::int64_t tokens;          // keys absorbed
-  std::int64_t first_position;  // of the first of them
-  std::int64_t mark;            // 0 but while slots are looked through for duplicates (state_pool.hpp)
+/// Behind the heads of a state, in a cache line of their own, 64-bit integers: with them its bytes are all of it.
+enum class trailer {
+  tag,             // state_layout::tag(), or this is no state of that layout
+  tokens,          // keys absorbed
+  first_position,  // of the first of them
+  mark,            // 0 but while slots are looked through for duplicates (state_pool.hpp)
 };
 
 /// [head][C][M] with rows padded to whole packets, each head on a cache line and followed by those of z (C), the total
@@ -208,39 +208,38 @@ struct state_layout {
   constexpr Eigen::Index slab_size() const noexcept { return size() + line<T>; }
   constexpr Eigen::Index bytes() const noexcept { return slab_size() * Eigen::Index(sizeof(T)); }
 
-  state_trailer trailer(const T* slab) const noexcept {
-    state_trailer t;
-    std::memcpy(&t, slab + size(), sizeof t);
-    return t;
+  /// One at a time: a wider access would wait for narrower ones of the step before.
+  std::int64_t number(const T* slab, trailer which) const noexcept {
+    std::int64_t n;
+    std::memcpy(&n, slab + size() + std::ptrdiff_t(which) * numbers_apart, sizeof n);
+    return n;
   }
-  void set_trailer(T* slab, const state_trailer& t) const noexcept {
-    static_assert(sizeof t <= slab_alignment && std::is_trivially_copyable_v<state_trailer>);
-    std::memcpy(slab + size(), &t, sizeof t);
+  void set_number(T* slab, trailer which, std::int64_t n) const noexcept {
+    std::memcpy(slab + size() + std::ptrdiff_t(which) * numbers_apart, &n, sizeof n);
   }
   void add_tokens(T* slab, Eigen::Index n) const noexcept {
-    state_trailer t = trailer(slab);
-    t.tokens += n;
-    set_trailer(slab, t);
+    set_number(slab, trailer::tokens, number(slab, trailer::tokens) + n);
   }
   /// Whether memory of bytes() bytes holds a state of this layout.
-  bool holds_state(const T* slab) const noexcept { return trailer(slab).tag == tag(); }
+  bool holds_state(const T* slab) const noexcept { return number(slab, trailer::tag) == tag(); }
 
   /// A number that other sizes, rules, scalars and packets do not have: FNV-1a of them, a number a time.
-  constexpr std::uint64_t tag() const noexcept {
+  constexpr std::int64_t tag() const noexcept {
     std::uint64_t hash = 0xCBF29CE484222325U;
     for (const Eigen::Index number :
          {Eigen::Index(features), Eigen::Index(value_dim), Eigen::Index(heads), row_stride(), Eigen::Index(sizeof(T)),
           decays(), Eigen::Index(Rule.corrects), Eigen::Index(Rule.normalizes), Eigen::Index(Rule.log_scaled)}) {
       hash = (hash ^ std::uint64_t(number)) * 0x100000001B3U;
     }
-    return hash;
+    return std::int64_t(hash);
   }
 
   /// All of a state that has seen nothing.
   void begin(T* slab, Eigen::Index first_position) const noexcept {
     clear(slab);
-    std::memset(slab + size(), 0, slab_alignment);
-    set_trailer(slab, {tag(), 0, first_position, 0});
+    std::fill_n(slab + size(), line<T>, T(0));
+    set_number(slab, trailer::tag, tag());
+    set_number(slab, trailer::first_position, first_position);
   }
 
   /// The heads to what a sequence begins with: zeros, and the scales of no key.
@@ -255,6 +254,9 @@ struct state_layout {
   }
 
   static constexpr bool is_fixed = Features != Eigen::Dynamic && ValueDim != Eigen::Dynamic && Heads != Eigen::Dynamic;
+
+ private:
+  static constexpr std::ptrdiff_t numbers_apart = std::ptrdiff_t(sizeof(std::int64_t) / sizeof(T));
 };
 
 }  // namespace detail

@@ -37,8 +37,8 @@
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// CRC-32 of some bytes: polynomial 0x04C11DB7, bits reflected.
-inline std::uint32_t crc32(std::string_view bytes) {
+/// CRC-32 of some bytes: polynomial 0x04C11DB7, bits reflected. Behind others, whose CRC-32 is `before`.
+inline std::uint32_t crc32(std::string_view bytes, std::uint32_t before = 0) {
   static constexpr auto table = [] {
     std::array<std::uint32_t, 256> remainders{};
     for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -48,7 +48,7 @@ inline std::uint32_t crc32(std::string_view bytes) {
     }
     return remainders;
   }();
-  std::uint32_t crc = 0xFFFFFFFFU;
+  std::uint32_t crc = ~before;
   for (const char c : bytes) crc = table[(crc ^ static_cast<unsigned char>(c)) & 0xFFU] ^ crc >> 8U;
   return ~crc;
 }
@@ -61,11 +61,19 @@ auto bits_of(T x) {
   return std::bit_cast<bits>(x);
 }
 
-/// The bytes of x, a number of 4 or 8 bytes, lowest first.
+/// The bytes of x, a number of 4 or 8 bytes, lowest first. Returns where they end.
+template <class T>
+char* put_number(char* to, T x) {
+  auto rest = bits_of(x);
+  for (std::size_t i = 0; i < sizeof(T); ++i, rest >>= 8U) *to++ = static_cast<char>(rest & 0xFFU);
+  return to;
+}
+
 template <class T>
 void append_number(std::string& bytes, T x) {
-  auto rest = bits_of(x);
-  for (std::size_t i = 0; i < sizeof(T); ++i, rest >>= 8U) bytes += static_cast<char>(rest & 0xFFU);
+  char number[sizeof(T)];
+  put_number(number, x);
+  bytes.append(number, sizeof(T));
 }
 
 template <class T>
@@ -89,6 +97,61 @@ struct record_layout {
   static constexpr std::size_t checksum_at = 124;
   static constexpr std::size_t header_size = 128;
 };
+
+using record_sizes = std::array<std::int64_t, record_layout::sizes>;
+
+/// All that is before a payload.
+inline std::array<char, record_layout::header_size> record_header(std::string_view name, std::size_t scalar_size,
+                                                                  const record_sizes& sizes, std::size_t payload_size) {
+  std::array<char, record_layout::header_size> header{};
+  char* to = std::copy(record_layout::magic.begin(), record_layout::magic.end(), header.data());
+  to = put_number(to, record_layout::version);
+  put_number(to, static_cast<std::uint32_t>(scalar_size));
+  std::copy(name.begin(), name.end(), header.data() + record_layout::name_at);
+  to = header.data() + record_layout::sizes_at;
+  for (const std::int64_t size : sizes) to = put_number(to, size);
+  put_number(to, static_cast<std::uint64_t>(payload_size));
+  put_number(header.data() + record_layout::checksum_at,
+             crc32(std::string_view(header.data(), record_layout::checksum_at)));
+  return header;
+}
+
+/// Text in a field of record_layout::name_size bytes.
+inline std::string_view text_at(const char* field) {
+  const std::string_view text(field, record_layout::name_size);
+  return text.substr(0, text.find('\0'));
+}
+
+/// Throws unless a part of a record is all there.
+inline void require_bytes(const char* function, const char* part, std::uint64_t there, std::uint64_t expected) {
+  if (there >= expected) return;
+  constexpr std::uint64_t most = std::numeric_limits<Eigen::Index>::max();
+  refuse(function, "the record is cut off: its ", part, " has ", static_cast<Eigen::Index>(there), " of ",
+         static_cast<Eigen::Index>(std::min(expected, most)), " bytes");
+}
+
+/// Throws unless this is the whole header of a record of `name` with such scalars.
+inline void require_header(const char* function, std::string_view header, std::string_view name,
+                           std::size_t scalar_size) {
+  using layout = record_layout;
+  if (!header.starts_with(layout::magic)) {
+    refuse(function, "this is no record of linattn: it does not begin with its eight bytes");
+  }
+  const auto version = number_at<std::uint32_t>(header.data() + layout::version_at);
+  if (version != layout::version) {
+    refuse(function, "the record has version ", Eigen::Index{version}, " of the layout, this library reads ",
+           Eigen::Index{layout::version});
+  }
+  if (crc32(header.substr(0, layout::checksum_at)) != number_at<std::uint32_t>(header.data() + layout::checksum_at)) {
+    refuse(function, "the record is damaged: the checksum of its header is wrong");
+  }
+  const std::string_view held = text_at(header.data() + layout::name_at);
+  const auto held_scalar = number_at<std::uint32_t>(header.data() + layout::scalar_at);
+  if (held != name || held_scalar != scalar_size) {
+    refuse(function, "the record holds ", std::string(held), " with scalars of ", Eigen::Index{held_scalar},
+           " bytes, expected ", std::string(name), " with ", static_cast<Eigen::Index>(scalar_size), " bytes");
+  }
+}
 
 /// Collects a record and writes it. Memory: the payload once.
 class record_writer {
@@ -116,34 +179,34 @@ class record_writer {
 
   /// Throws std::invalid_argument in the name of <name>::save where the stream does not take it.
   void write(std::ostream& stream) {
-    append_number(m_header, static_cast<std::uint64_t>(m_payload.size()));
-    append_number(m_header, std::uint32_t{0});
-    append_number(m_header, crc32(m_header));
+    const auto header = record_header(m_name, m_scalar_size, m_sizes, m_payload.size());
     const std::uint32_t checksum = crc32(m_payload);
     append_number(m_payload, checksum);
-    for (const std::string* part : {&m_header, &m_payload}) {
-      stream.write(part->data(), static_cast<std::streamsize>(part->size()));
-    }
+    stream.write(header.data(), static_cast<std::streamsize>(header.size()));
+    stream.write(m_payload.data(), static_cast<std::streamsize>(m_payload.size()));
     if (!stream.flush()) {
       refuse((m_name + "::save").c_str(), "the stream does not take the ",
-             static_cast<Eigen::Index>(m_header.size() + m_payload.size()), " bytes of the record");
+             static_cast<Eigen::Index>(header.size() + m_payload.size()), " bytes of the record");
     }
+  }
+
+  /// A number that other records do not have, but for one pair in 2^32: the checksums of header and payload.
+  std::uint64_t fingerprint() const {
+    const auto header = record_header(m_name, m_scalar_size, m_sizes, m_payload.size());
+    return std::uint64_t{number_at<std::uint32_t>(header.data() + record_layout::checksum_at)} << 32U |
+           crc32(m_payload);
   }
 
  private:
   record_writer(std::string_view name, std::size_t scalar_size, std::initializer_list<Eigen::Index> sizes)
-      : m_header(record_layout::magic), m_name(name) {
-    append_number(m_header, record_layout::version);
-    append_number(m_header, static_cast<std::uint32_t>(scalar_size));
-    m_header += name;
-    m_header.resize(record_layout::sizes_at, '\0');
-    for (const Eigen::Index size : sizes) append_number(m_header, static_cast<std::int64_t>(size));
-    m_header.resize(record_layout::payload_size_at, '\0');
+      : m_name(name), m_scalar_size(scalar_size) {
+    std::copy(sizes.begin(), sizes.end(), m_sizes.begin());
   }
 
-  std::string m_header;
-  std::string m_payload;
   std::string m_name;
+  std::size_t m_scalar_size;
+  record_sizes m_sizes{};
+  std::string m_payload;
 };
 
 /// Reads one record and hands out what it holds in the order of writing. Whatever is amiss, the constructor or the
@@ -211,25 +274,7 @@ class record_reader {
       : m_function(std::string(name) + "::load") {
     using layout = record_layout;
     m_header = take(stream, layout::header_size, "header");
-    if (!m_header.starts_with(layout::magic)) {
-      refuse(m_function.c_str(), "the stream holds no record of linattn: it does not begin with its eight bytes");
-    }
-    const auto version = number_at<std::uint32_t>(m_header.data() + layout::version_at);
-    if (version != layout::version) {
-      refuse(m_function.c_str(), "the record has version ", Eigen::Index{version},
-             " of the layout, this library reads ", Eigen::Index{layout::version});
-    }
-    if (crc32(std::string_view(m_header).substr(0, layout::checksum_at)) !=
-        number_at<std::uint32_t>(m_header.data() + layout::checksum_at)) {
-      fail("the checksum of its header is wrong");
-    }
-    std::string held = m_header.substr(layout::name_at, layout::name_size);
-    held.resize(std::min(held.find('\0'), held.size()));
-    const auto held_scalar = number_at<std::uint32_t>(m_header.data() + layout::scalar_at);
-    if (held != name || held_scalar != scalar_size) {
-      refuse(m_function.c_str(), "the record holds ", held, " with scalars of ", Eigen::Index{held_scalar},
-             " bytes, expected ", std::string(name), " with ", bytes(scalar_size), " bytes");
-    }
+    require_header(m_function.c_str(), m_header, name, scalar_size);
     m_payload = take(stream, number_at<std::uint64_t>(m_header.data() + layout::payload_size_at), "payload");
     if (crc32(m_payload) != number_at<std::uint32_t>(take(stream, sizeof(std::uint32_t), "checksum").data())) {
       fail("the checksum of its payload is wrong");
@@ -239,7 +284,6 @@ class record_reader {
   /// n bytes of the stream, in pieces: memory for those that are there, not for those that a header speaks of.
   std::string take(std::istream& stream, std::uint64_t n, const char* part) const {
     constexpr std::uint64_t piece = 1U << 16U;
-    constexpr std::uint64_t largest = std::numeric_limits<Eigen::Index>::max();
     std::string taken;
     while (taken.size() < n) {
       const std::size_t before = taken.size();
@@ -247,10 +291,7 @@ class record_reader {
       taken.resize(before + more);
       stream.read(taken.data() + before, static_cast<std::streamsize>(more));
       const auto got = static_cast<std::size_t>(stream.gcount());
-      if (got < more) {
-        refuse(m_function.c_str(), "the record is cut off: its ", part, " has ", bytes(before + got), " of ",
-               bytes(std::min(n, largest)), " bytes");
-      }
+      if (got < more) require_bytes(m_function.c_str(), part, before + got, n);
     }
     return taken;
   }
@@ -284,6 +325,9 @@ class storable {
     const auto& map = static_cast<const Map&>(*this);
     map.record(Map::name).write(stream);
   }
+
+  /// Of what `save` writes; maps of other parameters have another one, but for one pair in 2^32. Allocates.
+  std::uint64_t fingerprint() const { return static_cast<const Map&>(*this).record(Map::name).fingerprint(); }
 
   /// The map that was saved; the stream then stands behind it. Throws std::invalid_argument for a record that is cut
   /// off, damaged, of a version that is not known, or of another map or scalar. An operator checks head_dim() when it

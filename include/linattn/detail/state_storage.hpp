@@ -109,7 +109,7 @@ struct state_storage {
     m_layout = other.m_layout;
     return *this;
   }
-  state_storage& operator=(state_storage&& other) {
+  state_storage& operator=(state_storage&& other) {  // NOLINT(performance-noexcept-move-constructor): it may refuse
     if (this == &other) return *this;
     if (m_slab.is_attached() && keeps_memory(other)) {
       m_slab.copy(other.m_slab);

@@ -7,6 +7,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 LINATTN_NAMESPACE_BEGIN
 
@@ -26,6 +27,8 @@ LINATTN_NAMESPACE_BEGIN
 /// positions from 1 and takes P from the input; only differences of positions matter below P.
 class cosformer {
  public:
+  static constexpr const char* name = "cosformer";  ///< in records of states
+
   /// P = horizon, at least 1; throws std::invalid_argument below.
   explicit cosformer(Eigen::Index horizon) : m_horizon(horizon) {
     if (horizon < 1) detail::refuse("cosformer", "horizon is ", horizon, "; at least 1 is needed");
@@ -33,6 +36,7 @@ class cosformer {
 
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return 2 * head_dim; }
   Eigen::Index horizon() const noexcept { return m_horizon; }
+  std::uint64_t fingerprint() const noexcept { return std::uint64_t(m_horizon); }
 
   template <class T>
   void forward(const const_tile<T>& x, tile<T>& phi, tile_position where) const noexcept {

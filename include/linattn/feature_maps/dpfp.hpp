@@ -26,6 +26,8 @@ LINATTN_NAMESPACE_BEGIN
 /// Source: Schlag, Irie, Schmidhuber, Linear transformers are secretly fast weight programmers, 2021.
 template <Eigen::Index Nu = 1>
 struct dpfp {
+  static constexpr const char* name = "dpfp";  ///< in records of states
+
   static_assert(Nu >= 1, "linattn: dpfp<Nu> takes products of coordinates 1 ... Nu apart, so Nu is at least 1");
 
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return 2 * head_dim * Nu; }

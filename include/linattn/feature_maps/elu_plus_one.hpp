@@ -19,6 +19,7 @@ LINATTN_NAMESPACE_BEGIN
 /// Cost a token: D exponentials and 3 D flops.
 /// Source: Katharopoulos et al., Transformers are RNNs, 2020.
 struct elu_plus_one {
+  static constexpr const char* name = "elu_plus_one";  ///< in records of states
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
 
   template <class Packet>

@@ -19,6 +19,7 @@ LINATTN_NAMESPACE_BEGIN
 /// Cost a token: 2 D exponentials, and the kernel with decays, which has 5 C M flops where elu_plus_one has 4.
 /// Source: Shen et al., Efficient attention: attention with linear complexities, 2018 (its keys).
 struct exponential {
+  static constexpr const char* name = "exponential";  ///< in records of states
   static constexpr bool log_features = true;
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
 

@@ -18,6 +18,7 @@ LINATTN_NAMESPACE_BEGIN
 /// Cost a token: none. NaN is kept.
 /// Source: Schmidhuber, Learning to control fast-weight memories, 1992.
 struct identity {
+  static constexpr const char* name = "identity";  ///< in records of states
   static constexpr bool signed_features = true;
 
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }

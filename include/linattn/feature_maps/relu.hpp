@@ -17,6 +17,7 @@ LINATTN_NAMESPACE_BEGIN
 /// Cost a token: D flops. NaN is kept.
 /// Source: Choromanski et al., Rethinking attention with Performers, 2021, without its directions.
 struct relu {
+  static constexpr const char* name = "relu";  ///< in records of states
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
 
   template <class Packet>

@@ -28,6 +28,7 @@ LINATTN_NAMESPACE_BEGIN
 /// Cost a token: D exponentials, and 3 D flops more for queries.
 /// Source: Shen et al., Efficient attention: attention with linear complexities, 2018.
 struct softmax_normalized {
+  static constexpr const char* name = "softmax_normalized";  ///< in records of states
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
 
   template <class T>

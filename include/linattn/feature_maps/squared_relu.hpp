@@ -16,6 +16,7 @@ LINATTN_NAMESPACE_BEGIN
 /// Cost a token: 2 D flops. NaN is kept.
 /// Source: So et al., Primer, 2021, where it is the activation of a feed-forward layer.
 struct squared_relu {
+  static constexpr const char* name = "squared_relu";  ///< in records of states
   /// C, the number of features of a head of D = head_dim coordinates.
   static constexpr Eigen::Index dimension(Eigen::Index head_dim) noexcept { return head_dim; }
 

@@ -27,6 +27,7 @@ LINATTN_NAMESPACE_BEGIN
 /// Source: Arora et al., Simple linear attention language models balance the recall-throughput tradeoff, 2024, packed
 /// here by symmetry to about half of its 1 + D + D^2 features.
 struct taylor {
+  static constexpr const char* name = "taylor";  ///< in records of states
   static constexpr bool signed_features = true;
   static constexpr bool positive_kernel = true;
 
