@@ -22,9 +22,11 @@
 //   t(P) = absorb(n) + causal(n) + ceil(log2 P) (3 latency + s),    s = message_bytes / bandwidth + 2 merge
 //
 // A merge reads and writes a state, or takes 2 C^2 (C + M) flops a head under a rule that corrects. absorb has half of
-// causal's flops, or for those rules and C = M as many: beside one rank with all N tokens P ranks win P / 1.5, or P /
-// 2, until the last term shows, which at 1,024 ranks is ten rounds. examples/14_sequence_parallel.cpp measures the
-// terms and prints the table up to there.
+// causal's flops, or for those rules and C = M as many: beside one rank with all N tokens P ranks win P / 1.5, or
+// P / 2, until the last term shows. By the formula, not measured: additive, 8 heads of D = M = 64 in float, n = 8,192
+// at 80 GFLOP/s, messages at 2 microseconds and 12.5 GB/s, merges at 10 microseconds make 6.7 + 13.4 + 0.4 ms for the
+// 8.4 million tokens of 1,024 ranks, 670 times as quick as one rank. examples/14_sequence_parallel.cpp measures absorb,
+// causal, merge and a message, and prints the table from 1 to 1,024 ranks.
 #pragma once
 
 #include <linattn/linear_attention.hpp>
