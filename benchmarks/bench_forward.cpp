@@ -3,6 +3,7 @@
 //   BM_forward         linear_attention::forward         pack, kernel writing, kernel reading, unpack
 //   BM_forward_causal  linear_attention::forward_causal  pack, kernel reading and writing, unpack
 //   BM_grouped_query   forward_causal of H query heads   `ratio` is its time over that of H heads which share nothing
+//   BM_storage         forward_causal of half, bfloat16  `speedup` is float's time over its own
 //
 // Everything is included: feature map, normaliser, heads packed in one (N, H D) matrix. 4 N C M H useful flops each; of
 // grouped queries (2 H + 2 K) N C M, so that with H / K = 8 heads a state the ratio's floor is 9 / 16 = 0.56.
@@ -90,6 +91,44 @@ void BM_grouped_query(benchmark::State& state) {
   state.counters["ratio"] = best / best_separate;
 }
 
+/// q, k, v and out in S. Both operators take turns: the median of the ratios is what a busy machine disturbs least.
+template <class Map, class S>
+void BM_storage(benchmark::State& state) {
+  const Index n = state.range(0), d = state.range(1), m = state.range(2), h = state.range(3);
+  const linear_attention<Map, additive, S> narrow({.head_dim = d, .value_dim = m, .heads = h});
+  const linear_attention<Map, additive, float> wide({.head_dim = d, .value_dim = m, .heads = h});
+  problem<float> p(n, d, m, h);
+  const row_matrix<S> q = p.q.cast<S>(), k = p.k.cast<S>(), v = p.v.cast<S>();
+  row_matrix<S> out(n, h * m);
+  p.q = q.template cast<float>(), p.k = k.template cast<float>(), p.v = v.template cast<float>();
+  auto ws = narrow.make_workspace();
+  auto wide_ws = wide.make_workspace();
+  const auto call = [&] {
+    narrow.forward_causal(q, k, v, out, ws);
+    benchmark::ClobberMemory();
+  };
+  const auto call_wide = [&] {
+    wide.forward_causal(p.q, p.k, p.v, p.out, wide_ws);
+    benchmark::ClobberMemory();
+  };
+  const auto time_of = [](const auto& f) {
+    const double start = seconds();
+    f();
+    return seconds() - start;
+  };
+  call(), call_wide();
+  if (!(out == p.out.cast<S>())) return fail(state, "outputs are not float's, rounded once; N = ", double(n));
+  std::vector<double> speedups(n > 4096 ? 15 : 301);
+  for (double& speedup : speedups) {
+    const double wide_seconds = time_of(call_wide);
+    speedup = wide_seconds / time_of(call);
+  }
+  const auto median = speedups.begin() + Index(speedups.size() / 2);
+  std::nth_element(speedups.begin(), median, speedups.end());
+  timed<float>(state, double(n), causal_flops(double(n), double(narrow.features()), double(m), double(h)), call);
+  state.counters["speedup"] = *median;
+}
+
 void shapes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"N", "D", "M", "H"})->Unit(benchmark::kMillisecond);
   for (const Index d : {32, 64, 128}) {
@@ -114,6 +153,17 @@ BENCHMARK_TEMPLATE2(BM_grouped_query, elu_plus_one, float)
     ->Args({4096, 64, 64, 32, 8})
     ->Args({4096, 128, 128, 8, 1})
     ->Args({4096, 128, 128, 32, 4});
+
+/// In DRAM, of 4 and 8 flops a byte of float, and in cache.
+void stored_shapes(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"N", "D", "M", "H"})->Unit(benchmark::kMillisecond);
+  b->Args({262144, 16, 16, 8})->Args({65536, 32, 32, 8});
+  for (const Index d : {16, 17, 40, 64, 128}) b->Args({1024, d, d, 8});
+}
+BENCHMARK_TEMPLATE2(BM_storage, identity, Eigen::bfloat16)->Apply(stored_shapes);
+BENCHMARK_TEMPLATE2(BM_storage, identity, Eigen::half)->Apply(stored_shapes);
+BENCHMARK_TEMPLATE2(BM_storage, elu_plus_one, Eigen::bfloat16)->Apply(stored_shapes);
+BENCHMARK_TEMPLATE2(BM_storage, elu_plus_one, Eigen::half)->Apply(stored_shapes);
 
 }  // namespace
 
