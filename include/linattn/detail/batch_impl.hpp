@@ -14,7 +14,7 @@ class batch_call {
   using access = engine_access;
   using S = typename Attention::scalar;
   using T = typename Attention::accumulator_type;
-  using layout_type = typename access::template layout_type<Attention>;
+  using layout_type = std::remove_cvref_t<decltype(access::layout(std::declval<const Attention&>()))>;
   using rows_type = sequence_rows<S, T, Attention::rule>;
   using input = batch_input<Attention>;
   using output = batch_output<Attention>;

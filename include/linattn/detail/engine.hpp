@@ -58,8 +58,6 @@ struct engine_access {
   // What batch.hpp needs of an operator and of the states it is given.
 
   template <class Attention>
-  using layout_type = typename Attention::layout_type;
-  template <class Attention>
   static const auto& layout(const Attention& attn) noexcept {
     return attn.m_layout;
   }
