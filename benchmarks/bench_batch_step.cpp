@@ -96,8 +96,8 @@ bool compare(benchmark::State& state, decoder& decode, pairs& times, const Base&
   return true;
 }
 
-void set_rate(benchmark::State& state, const decoder& decode, const pairs& times, Index sequences, Index threads) {
-  const double rate = double(sequences) / (threads == 1 ? times.cpu() : times.wall());
+void set_rate(benchmark::State& state, const decoder& decode, const pairs& times, Index tokens, Index threads) {
+  const double rate = double(tokens) / (threads == 1 ? times.cpu() : times.wall());
   state.counters["tokens_per_second"] = rate;
   state.counters["state_bytes_per_second"] = rate * decode.bytes_per_token();
 }
@@ -107,11 +107,17 @@ void BM_batch_step(benchmark::State& state) {
   decoder decode(sequences, threads);
   const thread_pool pool{static_cast<int>(threads)};
   const auto slots = first_slots(sequences);
-  const auto singly = [&] { return measured(sequential(), [&](const auto&) { decode.step_singly(slots); }); };
-  const auto at_once = [&] { return measured(pool, [&](const auto& executor) { decode.step(slots, executor); }); };
+  const Index times_each = std::max<Index>(1, 64 / sequences);
+  const auto singly = [&] { return measured_alone(times_each, [&] { decode.step_singly(slots); }); };
+  const auto at_once = [&] {
+    if (threads == 1) return measured_alone(times_each, [&] { decode.step(slots, sequential()); });
+    return measured(pool, [&](const auto& executor) {
+      for (Index i = 0; i < times_each; ++i) decode.step(slots, executor);
+    });
+  };
   pairs times;
   if (!compare(state, decode, times, singly, at_once)) return;
-  set_rate(state, decode, times, sequences, threads);
+  set_rate(state, decode, times, sequences * times_each, threads);
   state.counters["speedup"] = times.speedup();
   state.counters["path_speedup"] = times.path_speedup();
   state.counters["cpu_ratio"] = times.cpu_ratio();

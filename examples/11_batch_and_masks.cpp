@@ -5,6 +5,8 @@
 //     packed   | sequence 0: 5 tokens | sequence 1: 12 tokens | sequence 2: 9 tokens |      (tokens, H D)
 //              ^ cu_seqlens:  0       ^ 5                     ^ 17                   ^ 26
 //
+//     masked   | sequence 0: 5 tokens, padding | sequence 1: 12 tokens | ... |              any layout but packed
+//
 // Views describe where numbers lie; nothing is copied or gathered. Every result below is compared, bit for bit, with
 // that of one call for each sequence.
 
@@ -16,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -102,6 +105,39 @@ int main() {
                           workspaces);
   compare("packed: 5, 12 and 9 tokens", packed_out, packed_expected);
   for (std::size_t b = 0; b < states.size(); ++b) all_same = all_same && states[b].tokens() == own_states[b].tokens();
+
+  // ---- the same sequences, padded to one length: masks --------------------------------------------------------------
+
+  // Masked is deleted: padding takes no part in anything, whatever it holds, and its outputs are 0.
+  const auto spread = [&](const matrix& x, float padding, const auto& place) {
+    matrix padded = matrix::Constant(rows, width, padding);
+    for (Index b = 0; b < sequences; ++b) {
+      const Index first = cu_seqlens[std::size_t(b)], n = cu_seqlens[std::size_t(b) + 1] - first;
+      for (Index i = 0; i < n; ++i) padded.row(b * tokens + place(i, n)) = x.row(first + i);
+    }
+    return padded;
+  };
+  const auto run_padded = [&](const char* what, const linattn::token_mask& mask, const auto& place) {
+    constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+    const matrix padded_q = spread(packed_q, nan, place), padded_k = spread(packed_k, nan, place);
+    const matrix padded_v = spread(packed_v, nan, place);
+    out.setConstant(nan);
+    linattn::forward_causal(attn, {}, bnhd(padded_q), bnhd(padded_k), bnhd(padded_v), bnhd(out), workspaces,
+                            linattn::sequential(), {.mask = mask});
+    compare(what, out, spread(packed_expected, 0, place));
+  };
+  const std::vector<std::int32_t> lengths = {5, 12, 9};
+  run_padded("padded behind, by lengths", linattn::token_mask::lengths(lengths), [](Index i, Index) { return i; });
+  run_padded("padded before", linattn::token_mask::left_padding(lengths),
+             [](Index i, Index n) { return tokens - n + i; });
+  linattn::row_matrix<bool> kept(sequences, tokens);  // (B, N), any pattern
+  const auto scattered = [](Index i, Index n) { return i == 0 ? 0 : tokens - n + i; };
+  kept.setConstant(false);
+  for (Index b = 0; b < sequences; ++b) {
+    const Index n = lengths[std::size_t(b)];
+    for (Index i = 0; i < n; ++i) kept(b, scattered(i, n)) = true;
+  }
+  run_padded("a hole behind the first token, by a matrix of bool", kept, scattered);
 
   // ---- a pool of states: serving ------------------------------------------------------------------------------------
 
