@@ -97,7 +97,8 @@ struct openmp {
 
 /// Eigen's thread pool, its own or one that the program has already. The calling thread takes a share of the work, so a
 /// pool of T threads has T - 1 beside it. Calls from several threads at once are fine, from inside its own tasks not:
-/// they would wait for each other. A call allocates what it takes to queue n - 1 tasks.
+/// they would wait for each other. A call allocates what it takes to queue n - 1 tasks, and costs some microseconds:
+/// too much for a decode step of a few sequences, which `sequential` does in less.
 class thread_pool {
  public:
   /// Throws nothing of its own; what the system throws for threads that it does not give, it throws.
@@ -117,10 +118,11 @@ class thread_pool {
     detail::first_exception exception;
     Eigen::Barrier others(static_cast<unsigned>(n - 1));
     for (Eigen::Index i = 1; i < n; ++i) {
-      m_pool->Schedule([&exception, &others, &f, i] {
+      const auto task = [&exception, &others, &f, i] {
         exception.guard(f, i);
         others.Notify();
-      });
+      };
+      schedule(task);
     }
     exception.guard(f, 0);
     others.Wait();
@@ -128,6 +130,20 @@ class thread_pool {
   }
 
  private:
+  /// Into the queue, or where there is no memory for that, here and now: the tasks before it know this call's frame.
+  template <class Task>
+  void schedule(const Task& task) const {
+#if defined(__cpp_exceptions) || defined(_CPPUNWIND)
+    try {
+      m_pool->Schedule(task);
+    } catch (...) {
+      task();
+    }
+#else
+    m_pool->Schedule(task);
+#endif
+  }
+
   Eigen::ThreadPool m_own;
   Eigen::ThreadPoolInterface* m_pool;
 };

@@ -195,11 +195,14 @@ class batch_call {
     if constexpr (cuts_columns) {
       if (panels > 1) return run_panels<Writes>(panels, work);
     }
+    Eigen::Index tokens = 0;
+    for (Eigen::Index b = 0; b < m_sequences; ++b) tokens += weight(b);
     const batch_slices<Weight> slices(m_sequences, heads, std::min(width, m_sequences * heads), weight);
     m_executor.parallel_for(std::min(width, m_sequences * heads), [&](Eigen::Index w) {
       T* const scratch = access::slab(m_workspaces[std::size_t(w)]).data();
       slices.for_each(w, [&](Eigen::Index b, Eigen::Index first, Eigen::Index last) {
         auto engine = access::engine(m_attn);
+        engine.rows_are_far = engine.is_far(tokens);
         if constexpr (cuts_heads) engine.states = {first, last};
         T* state = slab(b);
         if (state == nullptr) {

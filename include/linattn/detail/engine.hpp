@@ -120,7 +120,8 @@ struct engine {
   denominator_policy policy;
   bool normalizes;
   [[no_unique_address]] state_range<decltype(layout.state.heads)> states{
-      layout.state.heads};  // those that a pass is about
+      layout.state.heads};    // those that a pass is about
+  bool rows_are_far = false;  // those of a batch, where one sequence of it might be taken to be near
 
   /// `state` is the slab. `layout.tokens()` tokens at a time, state by state; micro-blocks are B tokens, counted from
   /// row 0, and the last one is filled up with zeros: a row's bits do not depend on what follows it. Reading and
@@ -135,6 +136,11 @@ struct engine {
 
   /// Rows of less than this are taken to be in L2 already, where fetching them would cost and save nothing.
   static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
+  bool is_far(Eigen::Index tokens) const {
+    return tokens * (layout.heads.states + layout.heads.outputs()) * (layout.head_dim + layout.state.value_dim) *
+               Eigen::Index(sizeof(S)) >
+           near_bytes;
+  }
 
  private:
   using head_map_type = decltype(Layout::heads);
@@ -189,11 +195,8 @@ struct engine {
       if constexpr (by_state) return states.first() + turn;
       return heads.output_of(states.first() + turn / turns_of_state, turn % turns_of_state);
     };
-    const Eigen::Index value_dim = layout.state.value_dim;
     const Eigen::Index most = layout.tokens();
-    const bool far = x.kept == nullptr && tokens * (layout.heads.states + layout.heads.outputs()) *
-                                                  (layout.head_dim + value_dim) * Eigen::Index(sizeof(S)) >
-                                              near_bytes;
+    const bool prefetches = x.kept == nullptr && (rows_are_far || is_far(tokens));
 
     kept_tokens<(B > 1 || shared)> kept(x.kept);
 
@@ -220,7 +223,7 @@ struct engine {
           pack_values(layout, x.v.in(t, h), rows, B, values);
         }
         rows_ahead next;
-        if ((shared ? heads.are_neighbours() : B > 1) && far) {
+        if ((shared ? heads.are_neighbours() : B > 1) && prefetches) {
           next = turn + 1 < turns
                      ? ahead<Form>(x, first, rows, head_of(turn + 1), heads)
                      : ahead<Form>(x, first + rows, std::min(most, tokens - first - rows), head_of(0), heads);
