@@ -97,14 +97,15 @@ TYPED_TEST(NarrowStorage, FloatsAreRoundedToTheNearestEvenNumber) {
 TYPED_TEST(NarrowStorage, PartialRegistersLeaveTheRestAlone) {
   for (Index n = 1; n < P::size; ++n) {
     // A heap buffer without a byte to spare: what is read beyond it, AddressSanitizer sees.
-    const std::vector<TypeParam> stored(std::size_t(n), TypeParam(3.F));
+    std::vector<TypeParam> stored;
+    for (Index i = 0; i < n; ++i) stored.push_back(TypeParam(float(i + 2)));
     std::vector<float> wide(std::size_t(P::size), nan);
     P::load_partial(stored.data(), n).store_unaligned(wide.data());
-    std::vector<TypeParam> back(std::size_t(P::size), TypeParam(7.F));
+    std::vector<TypeParam> back(std::size_t(P::size), TypeParam(-1.F));
     (P::load_unaligned(wide.data()) + P(1.F)).store_partial(back.data(), n);
     for (Index i = 0; i < P::size; ++i) {
-      EXPECT_EQ(wide[std::size_t(i)], i < n ? 3.F : 0.F);
-      EXPECT_EQ(float(back[std::size_t(i)]), i < n ? 4.F : 7.F);
+      EXPECT_EQ(wide[std::size_t(i)], i < n ? float(i + 2) : 0.F);
+      EXPECT_EQ(float(back[std::size_t(i)]), i < n ? float(i + 3) : -1.F);
     }
   }
 }
@@ -176,12 +177,6 @@ TYPED_TEST(NarrowRules, AreFloatWithOneRounding) {
       EXPECT_TRUE(support::same_bits(out.matrix(), rounded<S>(expected))) << gates.name;
       EXPECT_TRUE(out.frame_intact());
       EXPECT_TRUE(support::same_bits(support::contents_of(s), support::contents_of(expected_state)));
-      EXPECT_TRUE(support::same_bits(narrow.read(s, x.narrow.q), rounded<S>(wide.read(expected_state, x.wide.q))));
-
-      auto t = narrow.make_state();
-      auto expected_t = wide.make_state();
-      EXPECT_TRUE(support::same_bits(support::step_over(narrow, t, x.narrow),
-                                     rounded<S>(support::step_over(wide, expected_t, x.wide))));
 
       const both<S> few(x.narrow.kind,
                         {std::min(shape.tokens, Index(16)), shape.features, shape.value_dim, shape.heads}, seed,
@@ -191,27 +186,25 @@ TYPED_TEST(NarrowRules, AreFloatWithOneRounding) {
       auto wide_ws = wide.make_workspace();
       row_matrix<S> proposed(few.narrow.shape.tokens, few.narrow.v.cols());
       row_matrix<float> expected_proposed(proposed.rows(), proposed.cols());
-      narrow.forward_causal(std::as_const(t), few.narrow.q, few.narrow.k, few.narrow.v,
+      narrow.forward_causal(std::as_const(s), few.narrow.q, few.narrow.k, few.narrow.v,
                             support::inputs_of<decltype(narrow)>(few.narrow), proposed, draft, ws);
-      wide.forward_causal(std::as_const(expected_t), few.wide.q, few.wide.k, few.wide.v,
+      wide.forward_causal(std::as_const(expected_state), few.wide.q, few.wide.k, few.wide.v,
                           support::inputs_of<decltype(wide)>(few.wide), expected_proposed, expected_draft, wide_ws);
       EXPECT_TRUE(support::same_bits(proposed, rounded<S>(expected_proposed)));
-      narrow.accept(t, draft, proposed.rows(), ws);
-      wide.accept(expected_t, expected_draft, proposed.rows(), wide_ws);
-      EXPECT_TRUE(support::same_bits(support::contents_of(t), support::contents_of(expected_t)));
 
       if constexpr (Rule::traits.corrects != linattn::correction::none) {
+        EXPECT_TRUE(support::same_bits(support::step_over(narrow, s, x.narrow),
+                                       rounded<S>(support::step_over(wide, expected_state, x.wide))));
+        // A call without a state leaves its own in the workspace, where segments then keep a row of zeros.
+        narrow.forward_causal(x.narrow.q, x.narrow.k, x.narrow.v, narrow_inputs, out.matrix(), ws);
         auto segment = narrow.make_segment();
         auto expected_segment = wide.make_segment();
         narrow.absorb(segment, x.narrow.k, x.narrow.v, narrow_inputs, ws);
         wide.absorb(expected_segment, x.wide.k, x.wide.v, wide_inputs, wide_ws);
-        t.merge(segment);
-        expected_t.merge(expected_segment);
-      } else {
-        narrow.absorb(t, x.narrow.k, x.narrow.v, narrow_inputs, ws);
-        wide.absorb(expected_t, x.wide.k, x.wide.v, wide_inputs, wide_ws);
+        s.merge(segment);
+        expected_state.merge(expected_segment);
+        EXPECT_TRUE(support::same_bits(support::contents_of(s), support::contents_of(expected_state)));
       }
-      EXPECT_TRUE(support::same_bits(support::contents_of(t), support::contents_of(expected_t)));
     }
   }
 }
