@@ -249,7 +249,8 @@ struct engine {
             packed.bonus = pack_bonus(x.gates.bonus, t, h, B, queries, keys, readers, denominators);
           }
           if constexpr (shared) {
-            attend_shared<form, Normalizes, T>(layout.state, rows, readers, packed, S_h, denominators, next);
+            attend_shared<form, Normalizes, T>(at_run_time<rule>(layout.state), rows, readers, packed, S_h,
+                                               denominators, next);
           } else {
             attend_head<B, form, Normalizes, T>(layout.state, blocks, packed, S_h, denominators, next);
           }

@@ -217,8 +217,8 @@ LINATTN_INLINE void for_each_panel(Eigen::Index row_stride, const F& f) {
 /// `blocks` micro-blocks of one head against its S (C, M), without the normaliser. Panel by panel and tile by tile, so
 /// that a piece of the state stays in L1 while the blocks go by. The last block clears what has decayed into silence.
 template <Eigen::Index B, kernel_form Form, class T, class Layout>
-LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
-                                  state_pointer<Form, T> S, const rows_ahead& next) {
+LINATTN_INLINE void inline_attend_panels(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
+                                         state_pointer<Form, T> S, const rows_ahead& next) {
   constexpr Eigen::Index size = packet<T>::size;
   const Eigen::Index features = layout.features;
   const Eigen::Index feature_stride = layout.feature_stride();
@@ -257,17 +257,51 @@ LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, con
       });
 }
 
+/// inline_attend_panels as a function of its own, compiled once for all maps, sizes and verbs.
+template <Eigen::Index B, kernel_form Form, class T, class Layout>
+LINATTN_NOINLINE void call_attend_panels(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
+                                         state_pointer<Form, T> S, const rows_ahead& next) {
+  inline_attend_panels<B, Form, T>(layout, blocks, x, S, next);
+}
+
+/// One or the other: a decode step gains by what the compiler knows of the sizes, more tokens hide a call.
+template <Eigen::Index B, kernel_form Form, class T, class Layout>
+LINATTN_INLINE void attend_panels(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
+                                  state_pointer<Form, T> S, const rows_ahead& next) {
+  if constexpr (B == 1) {
+    inline_attend_panels<B, Form, T>(layout, blocks, x, S, next);
+  } else {
+    call_attend_panels<B, Form, T>(at_run_time<additive::traits>(layout), blocks, x, S, next);
+  }
+}
+
+/// The normaliser's half of `blocks` micro-blocks; denominators one a token.
+template <Eigen::Index B, kernel_form Form, bool Normalizes, class T>
+LINATTN_INLINE void inline_normalize(Eigen::Index stride, Eigen::Index blocks, const head_rows<T>& x,
+                                     state_pointer<Form, T> z, T* denominators) {
+  for (Eigen::Index i = 0; i < blocks * B; i += B) {
+    head_rows<T> block{x.q + i * stride, x.k + i * stride};
+    if constexpr (Form.decay == decay_axis::row) block.decay = x.decay + i * stride;
+    normalizer_block<B, Normalizes, Form>(block, stride, z, denominators + i);
+  }
+}
+template <Eigen::Index B, kernel_form Form, bool Normalizes, class T>
+LINATTN_NOINLINE void call_normalize(Eigen::Index stride, Eigen::Index blocks, const head_rows<T>& x,
+                                     state_pointer<Form, T> z, T* denominators) {
+  inline_normalize<B, Form, Normalizes>(stride, blocks, x, z, denominators);
+}
+
 /// `blocks` micro-blocks of one head against its S (C, M) and, where the layout keeps one, the z (C) behind it;
 /// denominators one a token.
 template <Eigen::Index B, kernel_form Form, bool Normalizes, class T, class Layout>
 LINATTN_INLINE void attend_head(const Layout& layout, Eigen::Index blocks, const head_rows<T>& x,
                                 state_pointer<Form, T> S, T* denominators, const rows_ahead& next) {
   if constexpr (Layout::rule.normalizes && (Form.writes || Normalizes)) {
-    const Eigen::Index stride = layout.feature_stride();
-    for (Eigen::Index i = 0; i < blocks * B; i += B) {
-      head_rows<T> block{x.q + i * stride, x.k + i * stride};
-      if constexpr (Form.decay == decay_axis::row) block.decay = x.decay + i * stride;
-      normalizer_block<B, Normalizes, Form>(block, stride, S + layout.z_offset(), denominators + i);
+    const auto z = S + layout.z_offset();
+    if constexpr (B == 1) {
+      inline_normalize<B, Form, Normalizes>(layout.feature_stride(), blocks, x, z, denominators);
+    } else {
+      call_normalize<B, Form, Normalizes>(layout.feature_stride(), blocks, x, z, denominators);
     }
   }
   attend_panels<B, Form, T>(layout, blocks, x, S, next);

@@ -259,5 +259,13 @@ struct state_layout {
   static constexpr std::ptrdiff_t numbers_apart = std::ptrdiff_t(sizeof(std::int64_t) / sizeof(T));
 };
 
+/// The layout of one head, its sizes not part of its type.
+template <rule_traits Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads, rule_traits Any>
+constexpr auto at_run_time(const state_layout<T, Features, ValueDim, Heads, Any>& layout) noexcept {
+  using size = extent<Eigen::Dynamic>;
+  return state_layout<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::Dynamic, Rule>{size(layout.features),
+                                                                               size(layout.value_dim), size(1)};
+}
+
 }  // namespace detail
 LINATTN_NAMESPACE_END

@@ -111,8 +111,8 @@ LINATTN_INLINE void for_each_go(Eigen::Index readers, const F& f, Eigen::Index f
 /// `tokens` tokens of the heads that share one S (C, M), and the z (C) behind it where the layout keeps one: as
 /// attend_head. x.q (T, R, C), x.out (T, R, M), x.bonus and denominators (T, R).
 template <kernel_form Form, bool Normalizes, class T, class Layout>
-LINATTN_INLINE void attend_shared(const Layout& layout, Eigen::Index tokens, Eigen::Index readers,
-                                  const head_rows<T>& x, T* S, T* denominators, const rows_ahead& next) {
+LINATTN_NOINLINE void attend_shared(const Layout& layout, Eigen::Index tokens, Eigen::Index readers,
+                                    const head_rows<T>& x, T* S, T* denominators, const rows_ahead& next) {
   constexpr Eigen::Index size = packet<T>::size;
   const Eigen::Index features = layout.features;
   const Eigen::Index stride = layout.feature_stride();
