@@ -7,7 +7,7 @@
                                    build/release (or of the directory that follows), seven minutes together, and writes
                                    data/*.json
 
-So this one command renews every figure, after `cmake --preset release && cmake --build --preset release`:
+So this one command renews every figure, after `cmake --workflow --preset benchmarks`:
 
   taskset -c 1 benchmarks/charts.py --measure
 
