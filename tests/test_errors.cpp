@@ -867,8 +867,7 @@ constexpr bool is_as_documented() {
   static_assert(std::is_copy_constructible_v<Operator> && std::is_copy_assignable_v<Operator> &&
                 std::is_nothrow_move_constructible_v<Operator>);
   static_assert(std::is_copy_constructible_v<state> && std::is_copy_assignable_v<state> &&
-                std::is_nothrow_move_constructible_v<state> && std::is_nothrow_move_assignable_v<state> &&
-                std::is_default_constructible_v<state>);
+                std::is_nothrow_move_constructible_v<state> && std::is_default_constructible_v<state>);
   static_assert(std::is_copy_constructible_v<workspace> && std::is_copy_assignable_v<workspace> &&
                 std::is_nothrow_move_constructible_v<workspace> && std::is_nothrow_move_assignable_v<workspace> &&
                 std::is_default_constructible_v<workspace>);
