@@ -19,7 +19,7 @@
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// The one door through the privacy of state and workspace (engine.hpp).
+/// The one door through the privacy of state and workspace (engine_access.hpp).
 struct engine_access;
 
 /// A size that is a compile-time constant where N is not Dynamic, and one Index otherwise.
