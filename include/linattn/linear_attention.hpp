@@ -313,7 +313,7 @@ class linear_attention {
   using layout_type =
       detail::workspace_layout<T, HeadDim, ValueDim, Features, Heads, detail::is_differentiable<FeatureMap, T>, rule>;
   using rows_type = detail::sequence_rows<Scalar, T, rule>;
-  using gradient_arguments = detail::gradient_arguments<T, rule, parameter_gradient>;
+  using gradient_arguments = detail::gradient_arguments<Scalar, rule, parameter_gradient>;
   using access = detail::engine_access;
 
   using draft_layout_type = detail::draft_layout<T, Features, ValueDim, Heads, rule>;

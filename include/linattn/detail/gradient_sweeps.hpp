@@ -27,6 +27,10 @@ constexpr bool has_gradient(const rule_traits& rule) {
 /// and rows of the others are neither read nor written. The causal forms have as many keys as queries, and one mask.
 template <class T, rule_traits Rule, class Gradient>
 struct gradient_arguments {
+  static_assert(!is_narrow<T>,
+                "linattn: gradients are not built for half and bfloat16, which would round what the sweeps leave in "
+                "dk and dv for each other; convert q, k, v and dout with .cast<float>(), and use a float operator");
+
   Eigen::Index queries = 0;
   Eigen::Index keys = 0;
   token_rows<const T> q, k, v, dout;

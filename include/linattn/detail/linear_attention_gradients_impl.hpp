@@ -31,9 +31,6 @@ auto LINATTN_OPERATOR::gradient_arguments_of(input q, input k, input v, const in
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_differentiable(const char* function) const {
-  static_assert(!detail::is_narrow<Scalar>,
-                "linattn: gradients are not built for half and bfloat16, which would round what the sweeps leave in "
-                "dk and dv for each other; convert q, k, v and dout with .cast<float>(), and use a float operator");
   static_assert(detail::has_gradient(rule),
                 "linattn: the gradient of this update rule is not built; additive, decay, gated, delta and gated_delta "
                 "have one");
