@@ -703,6 +703,11 @@ TEST(BatchErrors, MasksOfOtherShapesAreRefused) {
   EXPECT_NE(run({.mask = linattn::token_mask::lengths(three)}).find("are 3, expected 2"), std::string::npos);
   EXPECT_NE(run({.mask = linattn::token_mask::lengths(beyond)}).find("is 4, outside 0 ... 3"), std::string::npos);
   EXPECT_NE(run({.query_mask = linattn::token_mask::lengths(three)}).find("give mask"), std::string::npos);
+  const auto none = linattn::bnhd<const float>(x.data(), 0, 3, 1, 4);
+  const row_matrix<bool> of_none(0, 3);
+  EXPECT_EQ(
+      sentence_of([&] { linattn::absorb(attn, {}, none, none, {}, ws, linattn::sequential(), {.mask = of_none}); }),
+      "nothing thrown");
   row_matrix<float> rows(6, 4);
   const std::vector<std::int32_t> offsets = {0, 2, 6};
   const auto ragged = linattn::packed(std::as_const(rows), offsets, 1);

@@ -76,7 +76,7 @@ struct batch_call {
   void require_mask(const token_mask& mask, const input& x) const {
     if (mask.is_none()) return;
     if (x.is_packed()) refuse(function, "a mask is given for packed sequences, which have no padding");
-    mask.check(function, sequences, sequences > 0 ? x.tokens(0) : 0);
+    mask.check(function, sequences, x.tokens(0));
   }
   void require_no_query_mask() const {
     if (!options.query_mask.is_none()) {
