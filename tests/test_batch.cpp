@@ -669,7 +669,7 @@ TEST(BatchErrors, ViewsRefuseWhatTheyCannotBe) {
   EXPECT_EQ(sentence_of([&] { linattn::bnhd(static_cast<float*>(nullptr), 1, 2, 3, 4); }),
             "linattn::batch_view: a null pointer cannot hold 1 sequences of 2 tokens");
   EXPECT_EQ(sentence_of([&] {
-              batch_view<float>(x.data(), {2, 3, 1, 4}, {12, 2, 4});
+              batch_view(x.data(), {2, 3, 1, 4}, {12, 2, 4});
             }),
             "linattn::batch_view: elements of an output overlap: a stride of 2 over 4");
   EXPECT_EQ(sentence_of([&] { batch_view<const float>(x.data(), {2, 3, 1, 4}, {0, 0, 0}); }), "nothing thrown");

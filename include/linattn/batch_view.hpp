@@ -41,7 +41,8 @@ class batch_view {
 
   constexpr batch_view() noexcept = default;
 
-  explicit batch_view(T* data, const sizes& n, const strides& s) : m_data(data), m_sizes(n), m_strides(s) { check(); }
+  // By value: of nested types by reference GCC 12 deduces references that bind to no braces.
+  explicit batch_view(T* data, sizes n, strides s) : m_data(data), m_sizes(n), m_strides(s) { check(); }
 
   /// Rows of tokens, all sequences one after the other; `offsets` are B + 1, int32 or int64.
   template <std::signed_integral Offset>
