@@ -11,7 +11,7 @@ namespace detail {
 
 /// Parts of the sequences (heads, or columns of heads) in the order of their sequences, cut into slices that weigh
 /// about the same: a part belongs to the slice in which its middle lies. Of equal sequences, part t of n goes to slice
-/// t slices / n.
+/// (2 t + 1) slices / (2 n).
 template <class Weight>
 class batch_slices {
  public:
