@@ -718,6 +718,38 @@ TEST(BatchErrors, MasksOfOtherShapesAreRefused) {
             std::string::npos);
 }
 
+TEST(BatchErrors, OptionsThatAVerbDoesNotTakeAreRefused) {
+  const plain attn({.head_dim = 4});
+  auto ws = linattn::make_workspaces(attn, 1);
+  auto scratch = linattn::make_states(attn, 4);
+  std::vector<float> x(24, 0.5F), out(24), dq(24), dk(24), dv(24);
+  const auto of = [](std::vector<float>& data) { return linattn::bnhd(data.data(), 2, 3, 1, 4); };
+  const std::vector<int> two = {1, 2};
+  const auto mask = linattn::token_mask::lengths(two);
+  using options = linattn::batch_options<plain>;
+  const auto absorb = [&](const options& o) {
+    return sentence_of([&] { linattn::absorb(attn, {}, of(x), of(x), {}, ws, linattn::sequential(), o); });
+  };
+  const auto read = [&](const options& o) {
+    return sentence_of([&] { linattn::read(attn, {}, of(x), of(out), ws, linattn::sequential(), o); });
+  };
+  const auto forward = [&](const options& o) {
+    return sentence_of([&] { linattn::forward(attn, {}, of(x), of(x), of(x), of(out), ws, linattn::sequential(), o); });
+  };
+  const auto vjp = [&](const options& o) {
+    return sentence_of(
+        [&] { linattn::vjp(attn, of(x), of(x), of(x), of(x), of(dq), of(dk), of(dv), ws, linattn::sequential(), o); });
+  };
+  EXPECT_NE(absorb({.query_mask = mask}).find("give mask"), std::string::npos);
+  EXPECT_NE(read({.mask = mask}).find("give query_mask"), std::string::npos);
+  for (const std::string& said : {absorb({.segments = scratch}), read({.segments = scratch}),
+                                  forward({.segments = scratch}), vjp({.segments = scratch})}) {
+    EXPECT_NE(said.find("segments are given, which are forward_causal's alone"), std::string::npos) << said;
+  }
+  EXPECT_EQ(absorb({.mask = mask}), "nothing thrown");
+  EXPECT_EQ(read({.query_mask = mask}), "nothing thrown");
+}
+
 TEST(BatchErrors, SegmentsOfADeltaRuleAreRefused) {
   const linattn::linear_attention<linattn::identity, linattn::delta> attn({.head_dim = 4});
   auto ws = linattn::make_workspaces(attn, 1);

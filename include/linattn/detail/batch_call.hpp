@@ -83,6 +83,13 @@ struct batch_call {
       refuse(function, "query_mask is given, but the queries are those of the keys' tokens; give mask");
     }
   }
+  /// What a verb has no use for would be passed over in silence.
+  void require_no_mask() const {
+    if (!options.mask.is_none()) refuse(function, "mask is given, which is of keys; give query_mask");
+  }
+  void require_no_segments() const {
+    if (!options.segments.empty()) refuse(function, "segments are given, which are forward_causal's alone");
+  }
   void require_keys(const input& k, const input& v, const input& like) const {
     require_mask(options.mask, k);
     require("k", k, like, attn.key_heads(), attn.head_dim());

@@ -34,6 +34,7 @@ void require_gradient(const Call& call, const batch_gradient<Attention>& g) {
     if (view.data() == nullptr) return;
     call.require(sentence("the gradient of ", name).c_str(), view, g.k, attn.value_heads(), columns);
   });
+  call.require_no_segments();
   if (g.causal) {
     call.require_no_query_mask();
   } else {

@@ -73,6 +73,7 @@ void forward(const Attention& attn, std::type_identity_t<batch_states<Attention>
   call.require_keys(k, v, k);
   call.require_output(out, q);
   call.require_mask(o.query_mask, q);
+  call.require_no_segments();
   const auto weight = [&](Eigen::Index b) { return q.tokens(b) + k.tokens(b) + detail::least_tokens; };
   const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
     call.clear_masked_rows(engine, b, out, call.kept_queries(b, q), column);
@@ -120,6 +121,8 @@ void absorb(const Attention& attn, std::type_identity_t<batch_states<Attention>>
   const detail::batch_call<Attention, Executor> call("absorb", attn, states, ws, executor, o, k.sequences());
   call.require_keys(k, v, k);
   call.require_inputs(x, k);
+  call.require_no_query_mask();
+  call.require_no_segments();
   const auto weight = [&](Eigen::Index b) { return k.tokens(b) + detail::least_tokens; };
   const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
     engine.template pass<detail::half_block, detail::writes_only>(
@@ -137,6 +140,8 @@ void read(const Attention& attn, std::type_identity_t<batch_states<Attention>> s
   call.require_queries(q);
   call.require_output(out, q);
   call.require_mask(o.query_mask, q);
+  call.require_no_mask();
+  call.require_no_segments();
   const auto weight = [&](Eigen::Index b) { return q.tokens(b) + detail::least_tokens; };
   const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
     call.clear_masked_rows(engine, b, out, call.kept_queries(b, q), column);
