@@ -728,7 +728,7 @@ TEST(BatchErrors, OptionsThatAVerbDoesNotTakeAreRefused) {
   const auto mask = linattn::token_mask::lengths(two);
   using options = linattn::batch_options<plain>;
   const auto absorb = [&](const options& o) {
-    return sentence_of([&] { linattn::absorb(attn, {}, of(x), of(x), {}, ws, linattn::sequential(), o); });
+    return sentence_of([&] { linattn::absorb(attn, {}, of(x), of(x), ws, linattn::sequential(), o); });
   };
   const auto read = [&](const options& o) {
     return sentence_of([&] { linattn::read(attn, {}, of(x), of(out), ws, linattn::sequential(), o); });

@@ -75,6 +75,10 @@ void absorb(const Attention& attn, std::type_identity_t<batch_states<Attention>>
             batch_input<Attention> v, const batch_inputs<Attention>& x, workspaces<Attention> ws,
             const Executor& executor = {}, const batch_options<Attention>& o = {});
 template <class Attention, executor Executor = sequential>
+void absorb(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> k,
+            batch_input<Attention> v, workspaces<Attention> ws, const Executor& executor = {},
+            const batch_options<Attention>& o = {});
+template <class Attention, executor Executor = sequential>
 void read(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> q,
           batch_output<Attention> out, workspaces<Attention> ws, const Executor& executor = {},
           const batch_options<Attention>& o = {});

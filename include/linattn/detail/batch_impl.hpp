@@ -133,6 +133,14 @@ void absorb(const Attention& attn, std::type_identity_t<batch_states<Attention>>
 }
 
 template <class Attention, executor Executor>
+void absorb(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> k,
+            batch_input<Attention> v, workspaces<Attention> ws, const Executor& executor,
+            const batch_options<Attention>& o) {
+  static_cast<void>(detail::engine_access::no_inputs<Attention>());
+  absorb(attn, states, k, v, batch_inputs<Attention>(), ws, executor, o);
+}
+
+template <class Attention, executor Executor>
 void read(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> q,
           batch_output<Attention> out, workspaces<Attention> ws, const Executor& executor,
           const batch_options<Attention>& o) {
