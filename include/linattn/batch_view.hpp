@@ -5,7 +5,9 @@
 #include <linattn/matrix_view.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 LINATTN_NAMESPACE_BEGIN
@@ -82,28 +84,32 @@ class batch_view {
   constexpr Eigen::Index dim() const noexcept { return m_sizes.dim; }
   constexpr bool is_packed() const noexcept { return m_narrow != nullptr || m_wide != nullptr; }
   /// Tokens of sequence b.
-  constexpr Eigen::Index tokens(Eigen::Index b) const noexcept {
+  Eigen::Index tokens(Eigen::Index b) const noexcept {
     return is_packed() ? offset(b + 1) - offset(b) : m_sizes.tokens;
   }
   /// Tokens that precede sequence b in a packed view: where its rows begin, and its part of a mask.
-  constexpr Eigen::Index first_row(Eigen::Index b) const noexcept { return is_packed() ? offset(b) : 0; }
+  Eigen::Index first_row(Eigen::Index b) const noexcept { return is_packed() ? offset(b) : 0; }
 
   /// Head h of token i of sequence b: dim() elements.
-  constexpr T* at(Eigen::Index b, Eigen::Index i, Eigen::Index h) const noexcept {
+  T* at(Eigen::Index b, Eigen::Index i, Eigen::Index h) const noexcept {
     return m_data + b * m_strides.sequence + (first_row(b) + i) * m_strides.token + h * m_strides.head;
   }
   /// Sequence b as the engine takes it.
-  constexpr detail::token_rows<T> rows(Eigen::Index b) const noexcept {
-    return {at(b, 0, 0), m_strides.token, m_strides.head};
-  }
+  detail::token_rows<T> rows(Eigen::Index b) const noexcept { return {at(b, 0, 0), m_strides.token, m_strides.head}; }
 
  private:
   template <class U>
   friend class batch_view;
 
-  constexpr Eigen::Index offset(Eigen::Index b) const noexcept {
-    return m_wide != nullptr ? Eigen::Index(static_cast<const std::int64_t*>(m_wide)[b])
-                             : Eigen::Index(static_cast<const std::int32_t*>(m_narrow)[b]);
+  Eigen::Index offset(Eigen::Index b) const noexcept {
+    return m_wide != nullptr ? number<std::int64_t>(m_wide, b) : number<std::int32_t>(m_narrow, b);
+  }
+  /// Element b of integers of that size, which may be of another type, as long long and long.
+  template <class Int>
+  static Eigen::Index number(const void* integers, Eigen::Index b) noexcept {
+    Int n;
+    std::memcpy(&n, static_cast<const std::byte*>(integers) + b * Eigen::Index(sizeof n), sizeof n);
+    return Eigen::Index(n);
   }
 
   void check() const {
