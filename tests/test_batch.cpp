@@ -1,6 +1,15 @@
 // Batches: every verb of batch.hpp is that of linear_attention, sequence by sequence, bit for bit, in every layout,
 // with any number of workspaces and under any executor; segments move rounding only.
+#include <string>
+
+namespace {
+std::string failed_assertion;  // the last one; tests that expect none find it empty
+}  // namespace
+#define LINATTN_ASSERT(condition) ((condition) ? void() : void(failed_assertion = #condition))
+
+#include "support/allocations.hpp"
 #include "support/inputs.hpp"
+#include "support/refusal.hpp"
 
 #include <linattn/batch.hpp>
 #include <linattn/linattn.hpp>
@@ -13,8 +22,6 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -571,16 +578,6 @@ TEST(BatchMasks, KeysAndQueriesHaveTheirOwn) {
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
 
-template <class F>
-std::string sentence_of(const F& f) {
-  try {
-    f();
-  } catch (const std::invalid_argument& e) {
-    return e.what();
-  }
-  return "nothing thrown";
-}
-
 TEST(BatchErrors, ShapesAreRefusedBeforeAnythingIsWritten) {
   const plain attn({.head_dim = 4, .heads = 2});
   auto ws = linattn::make_workspaces(attn, 2);
@@ -592,7 +589,7 @@ TEST(BatchErrors, ShapesAreRefusedBeforeAnythingIsWritten) {
   const auto good = view(3, 5, 2, 4);
   const auto to = linattn::bnhd(out.data(), 3, 5, 2, 4);
   const auto run = [&](auto q, auto k, auto v, auto o) {
-    return sentence_of([&] { linattn::forward_causal(attn, states, q, k, v, o, ws); });
+    return support::refusal([&] { linattn::forward_causal(attn, states, q, k, v, o, ws); });
   };
   EXPECT_EQ(run(good, view(2, 5, 2, 4), good, to),
             "linattn::forward_causal: k has 2 sequences of 2 heads of 4 elements, expected 3 of 2 of 4");
@@ -614,10 +611,10 @@ TEST(BatchErrors, ShapesAreRefusedBeforeAnythingIsWritten) {
   ws.push_back(plain({.head_dim = 8}).make_workspace());
   EXPECT_NE(run(good, good, good, to).find("take it from this operator's make_workspace()"), std::string::npos);
   ws = linattn::make_workspaces(attn, 1);
-  EXPECT_EQ(sentence_of([&] { linattn::step(attn, states, good, good, good, to, ws); }),
+  EXPECT_EQ(support::refusal([&] { linattn::step(attn, states, good, good, good, to, ws); }),
             "linattn::step: q has 5 tokens in sequence 0, expected 1");
   auto few = linattn::make_states(attn, 7);
-  EXPECT_EQ(sentence_of([&] {
+  EXPECT_EQ(support::refusal([&] {
               linattn::forward_causal(attn, states, good, good, good, to, ws, linattn::sequential(), {.segments = few});
             }),
             "linattn::forward_causal: 7 states are given for the segments of 3 sequences; G segments take G + 1 states "
@@ -633,7 +630,7 @@ TEST(BatchErrors, InputsOfARuleAreAskedFor) {
   const auto good = linattn::bnhd<const float>(x.data(), 1, 3, 1, 4);
   const auto gate = linattn::bnhd<const float>(x.data(), 1, 3, 1, 1);
   const auto run = [&](const linattn::batch_inputs<std::remove_const_t<decltype(attn)>>& given) {
-    return sentence_of(
+    return support::refusal(
         [&] { linattn::forward_causal(attn, {}, good, good, good, given, linattn::bnhd(out.data(), 1, 3, 1, 4), ws); });
   };
   EXPECT_NE(run({.log_decay = gate, .beta = {}}).find("beta has 0 sequences"), std::string::npos);
@@ -641,7 +638,7 @@ TEST(BatchErrors, InputsOfARuleAreAskedFor) {
                 .find("log_decay has 1 sequences of 1 heads of 4 elements, expected "
                       "1 of 1 of 1"),
             std::string::npos);
-  EXPECT_EQ(run({.log_decay = gate, .beta = gate}), "nothing thrown");
+  EXPECT_EQ(run({.log_decay = gate, .beta = gate}), "");
 }
 
 TEST(BatchErrors, PoolsWithASlotTwiceAreRefused) {
@@ -656,7 +653,7 @@ TEST(BatchErrors, PoolsWithASlotTwiceAreRefused) {
   for (const std::int32_t slot : {0, 1, 2, 3}) attn.make_state(pool[slot]);
   row_matrix<float> x = row_matrix<float>::Ones(3, 4), out = x;
   const auto one = [](auto& m) { return linattn::one_each(m, 1); };
-  EXPECT_EQ(sentence_of([&] { linattn::step(attn, pool, one(x), one(x), one(x), one(out), ws); }),
+  EXPECT_EQ(support::refusal([&] { linattn::step(attn, pool, one(x), one(x), one(x), one(out), ws); }),
             "linattn::step: sequence 2 has slot 1, which an earlier one has, too");
 }
 
@@ -664,21 +661,21 @@ TEST(BatchErrors, ViewsRefuseWhatTheyCannotBe) {
   std::vector<float> x(24);
   row_matrix<float> rows(6, 4);
   const std::vector<std::int32_t> falling = {0, 4, 2, 6}, beyond = {0, 7}, none = {};
-  EXPECT_EQ(sentence_of([&] { linattn::bnhd(x.data(), -1, 2, 3, 4); }),
+  EXPECT_EQ(support::refusal([&] { linattn::bnhd(x.data(), -1, 2, 3, 4); }),
             "linattn::batch_view: a size is negative: -1 sequences, 2 tokens, 3 heads, 4 elements");
-  EXPECT_EQ(sentence_of([&] { linattn::bnhd(static_cast<float*>(nullptr), 1, 2, 3, 4); }),
+  EXPECT_EQ(support::refusal([&] { linattn::bnhd(static_cast<float*>(nullptr), 1, 2, 3, 4); }),
             "linattn::batch_view: a null pointer cannot hold 1 sequences of 2 tokens");
-  EXPECT_EQ(sentence_of([&] {
+  EXPECT_EQ(support::refusal([&] {
               batch_view(x.data(), {2, 3, 1, 4}, {12, 2, 4});
             }),
             "linattn::batch_view: elements of an output overlap: a stride of 2 over 4");
-  EXPECT_EQ(sentence_of([&] { batch_view<const float>(x.data(), {2, 3, 1, 4}, {0, 0, 0}); }), "nothing thrown");
-  EXPECT_NE(sentence_of([&] { linattn::packed(rows, falling, 1); }).find("has 2 after 4, among 6 rows"),
+  EXPECT_EQ(support::refusal([&] { batch_view<const float>(x.data(), {2, 3, 1, 4}, {0, 0, 0}); }), "");
+  EXPECT_NE(support::refusal([&] { linattn::packed(rows, falling, 1); }).find("has 2 after 4, among 6 rows"),
             std::string::npos);
-  EXPECT_NE(sentence_of([&] { linattn::packed(rows, beyond, 1); }).find("has 7 after 0, among 6 rows"),
+  EXPECT_NE(support::refusal([&] { linattn::packed(rows, beyond, 1); }).find("has 7 after 0, among 6 rows"),
             std::string::npos);
-  EXPECT_NE(sentence_of([&] { linattn::packed(rows, none, 1); }).find("cu_seqlens is empty"), std::string::npos);
-  EXPECT_EQ(sentence_of([&] {
+  EXPECT_NE(support::refusal([&] { linattn::packed(rows, none, 1); }).find("cu_seqlens is empty"), std::string::npos);
+  EXPECT_EQ(support::refusal([&] {
               linattn::packed(rows, std::vector<std::int64_t>{0, 6}, 3);
             }),
             "linattn::packed: rows of 4 elements are not 3 heads of one size");
@@ -690,7 +687,7 @@ TEST(BatchErrors, MasksOfOtherShapesAreRefused) {
   std::vector<float> x(24, 0.5F), out(24);
   const auto good = linattn::bnhd<const float>(x.data(), 2, 3, 1, 4);
   const auto run = [&](const linattn::batch_options<plain>& o) {
-    return sentence_of([&] {
+    return support::refusal([&] {
       linattn::forward_causal(attn, {}, good, good, good, linattn::bnhd(out.data(), 2, 3, 1, 4), ws,
                               linattn::sequential(), o);
     });
@@ -705,13 +702,13 @@ TEST(BatchErrors, MasksOfOtherShapesAreRefused) {
   EXPECT_NE(run({.query_mask = linattn::token_mask::lengths(three)}).find("give mask"), std::string::npos);
   const auto none = linattn::bnhd<const float>(x.data(), 0, 3, 1, 4);
   const row_matrix<bool> of_none(0, 3);
-  EXPECT_EQ(
-      sentence_of([&] { linattn::absorb(attn, {}, none, none, {}, ws, linattn::sequential(), {.mask = of_none}); }),
-      "nothing thrown");
+  EXPECT_EQ(support::refusal(
+                [&] { linattn::absorb(attn, {}, none, none, {}, ws, linattn::sequential(), {.mask = of_none}); }),
+            "");
   row_matrix<float> rows(6, 4);
   const std::vector<std::int32_t> offsets = {0, 2, 6};
   const auto ragged = linattn::packed(std::as_const(rows), offsets, 1);
-  EXPECT_NE(sentence_of([&] {
+  EXPECT_NE(support::refusal([&] {
               linattn::absorb(attn, {}, ragged, ragged, {}, ws, linattn::sequential(),
                               {.mask = linattn::token_mask::lengths(beyond)});
             }).find("packed sequences"),
@@ -728,16 +725,17 @@ TEST(BatchErrors, OptionsThatAVerbDoesNotTakeAreRefused) {
   const auto mask = linattn::token_mask::lengths(two);
   using options = linattn::batch_options<plain>;
   const auto absorb = [&](const options& o) {
-    return sentence_of([&] { linattn::absorb(attn, {}, of(x), of(x), ws, linattn::sequential(), o); });
+    return support::refusal([&] { linattn::absorb(attn, {}, of(x), of(x), ws, linattn::sequential(), o); });
   };
   const auto read = [&](const options& o) {
-    return sentence_of([&] { linattn::read(attn, {}, of(x), of(out), ws, linattn::sequential(), o); });
+    return support::refusal([&] { linattn::read(attn, {}, of(x), of(out), ws, linattn::sequential(), o); });
   };
   const auto forward = [&](const options& o) {
-    return sentence_of([&] { linattn::forward(attn, {}, of(x), of(x), of(x), of(out), ws, linattn::sequential(), o); });
+    return support::refusal(
+        [&] { linattn::forward(attn, {}, of(x), of(x), of(x), of(out), ws, linattn::sequential(), o); });
   };
   const auto vjp = [&](const options& o) {
-    return sentence_of(
+    return support::refusal(
         [&] { linattn::vjp(attn, of(x), of(x), of(x), of(x), of(dq), of(dk), of(dv), ws, linattn::sequential(), o); });
   };
   EXPECT_NE(absorb({.query_mask = mask}).find("give mask"), std::string::npos);
@@ -746,8 +744,60 @@ TEST(BatchErrors, OptionsThatAVerbDoesNotTakeAreRefused) {
                                   forward({.segments = scratch}), vjp({.segments = scratch})}) {
     EXPECT_NE(said.find("segments are given, which are forward_causal's alone"), std::string::npos) << said;
   }
-  EXPECT_EQ(absorb({.mask = mask}), "nothing thrown");
-  EXPECT_EQ(read({.query_mask = mask}), "nothing thrown");
+  EXPECT_EQ(absorb({.mask = mask}), "");
+  EXPECT_EQ(read({.query_mask = mask}), "");
+}
+
+TEST(BatchErrors, OutputsOverInputsAreAsserted) {
+  const plain attn({.head_dim = 4, .heads = 2});
+  auto ws = linattn::make_workspaces(attn, 1);
+  auto states = linattn::make_states(attn, 2);
+  std::vector<float> x(3 * 48, 0.5F);  // q, k and v side by side, and heads of them that are outputs
+  const auto part = [&](Index column) { return batch_view<float>(x.data() + column, {2, 3, 2, 4}, {3 * 24, 24, 4}); };
+  failed_assertion.clear();
+  linattn::forward_causal(attn, states, part(0), part(0), part(8), part(16), ws);
+  EXPECT_EQ(failed_assertion, "");  // columns side by side do not overlap
+  linattn::forward_causal(attn, states, part(0), part(0), part(8), part(12), ws);
+  EXPECT_NE(failed_assertion.find("an output of a batch overlaps an input"), std::string::npos);
+  failed_assertion.clear();
+  linattn::vjp_causal(attn, states, part(0), part(0), part(0), {}, part(0), states, part(8), part(8), part(8), {}, ws);
+  EXPECT_NE(failed_assertion.find("are other states"), std::string::npos);
+  failed_assertion.clear();
+}
+
+TEST(BatchErrors, SegmentsAmongTheStatesOfTheBatchAreRefused) {
+  const plain attn({.head_dim = 4});
+  auto ws = linattn::make_workspaces(attn, 1);
+  auto all = linattn::make_states(attn, 6);
+  std::vector<float> x(24, 0.5F), out(24);
+  const auto good = linattn::bnhd<const float>(x.data(), 2, 3, 1, 4);
+  EXPECT_EQ(support::refusal([&] {
+              linattn::forward_causal(attn, std::span(all).first(2), good, good, good,
+                                      linattn::bnhd(out.data(), 2, 3, 1, 4), ws, linattn::sequential(),
+                                      {.segments = all});
+            }),
+            "linattn::forward_causal: the states for the segments are states of the batch; they are scratch, of their "
+            "own");
+  EXPECT_EQ(all[0].tokens(), 0);
+}
+
+TEST(BatchAllocation, IsTheExecutorsAlone) {
+  LINATTN_NEEDS_ALLOCATION_COUNT();
+  using gated_delta = linattn::linear_attention<linattn::identity, linattn::gated_delta<>>;
+  const gated_delta attn({.head_dim = 5, .value_dim = 70, .heads = 3});
+  for (const Index width : {1, 3, 20}) {
+    auto ws = linattn::make_workspaces(attn, width);
+    auto states = linattn::make_states(attn, 3);
+    const inputs_for<gated_delta> in(attn, {37, 37, 37});
+    batch_for<gated_delta> x(attn, in, layout::bnhd), d(attn, in, layout::bnhd);
+    const linattn::batch_input_gradients<gated_delta> dx{.log_decay = d.log_decay.view(), .beta = d.beta.view()};
+    const any_executor executor{any_executor::kind::sequential, nullptr};
+    const support::allocation_count count;
+    linattn::forward_causal(attn, states, x.q.view(), x.k.view(), x.v.view(), x.x, x.out.view(), ws, executor);
+    linattn::vjp_causal(attn, {}, x.q.view(), x.k.view(), x.v.view(), x.x, x.dout.view(), {}, d.q.view(), d.k.view(),
+                        d.v.view(), dx, ws, executor);
+    EXPECT_EQ(count.total(), 0) << width;
+  }
 }
 
 TEST(BatchErrors, SegmentsOfADeltaRuleAreRefused) {
@@ -757,7 +807,7 @@ TEST(BatchErrors, SegmentsOfADeltaRuleAreRefused) {
   std::vector<float> x(12, 0.5F), out(12);
   const auto good = linattn::bnhd<const float>(x.data(), 1, 3, 1, 4);
   const auto beta = linattn::bnhd<const float>(x.data(), 1, 3, 1, 1);
-  EXPECT_NE(sentence_of([&] {
+  EXPECT_NE(support::refusal([&] {
               linattn::forward_causal(attn, {}, good, good, good, {.beta = beta}, linattn::bnhd(out.data(), 1, 3, 1, 4),
                                       ws, linattn::sequential(), {.segments = scratch});
             }).find("segments of one sequence are for rules whose states merge"),

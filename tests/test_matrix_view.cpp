@@ -3,6 +3,7 @@
 
 #include "support/compare.hpp"
 #include "support/inputs.hpp"
+#include "support/refusal.hpp"
 #include "support/sentinel.hpp"
 
 #include <gtest/gtest.h>
@@ -55,16 +56,7 @@ row_matrix<std::remove_const_t<T>> contents(const matrix_view<T>& view) {
   return x;
 }
 
-/// The sentence of the std::invalid_argument that `call` throws; empty if it does not.
-template <class F>
-std::string refusal(const F& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return {};
-}
+using support::refusal;
 
 // Both through a parameter, so that the conversion is the implicit one of a call.
 template <class T>

@@ -4,6 +4,7 @@
 #include "support/compare.hpp"
 #include "support/inputs.hpp"
 #include "support/oracle.hpp"
+#include "support/refusal.hpp"
 
 #include <gtest/gtest.h>
 
@@ -70,16 +71,7 @@ testing::AssertionResult near_states(const State& a, const State& b) {
   return near(entries(a), entries(b));
 }
 
-/// The sentence of the std::invalid_argument that `call` throws; empty if it does not.
-template <class F>
-std::string refusal(const F& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return {};
-}
+using support::refusal;
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

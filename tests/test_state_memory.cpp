@@ -5,6 +5,7 @@
 #include "support/allocations.hpp"
 #include "support/compare.hpp"
 #include "support/inputs.hpp"
+#include "support/refusal.hpp"
 
 #include <gtest/gtest.h>
 
@@ -86,15 +87,7 @@ struct setup {
   }
 };
 
-template <class F>
-std::string refusal(const F& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return {};
-}
+using support::refusal;
 
 // ---- attached states ------------------------------------------------------------------------------------------------
 

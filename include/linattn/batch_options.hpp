@@ -12,7 +12,8 @@
 LINATTN_NAMESPACE_BEGIN
 
 /// The states of a batch, one a sequence: a span of them, a pool (state_pool.hpp), or none, `{}`: then each sequence
-/// starts from nothing at position 0, and what it leaves is not kept.
+/// starts from nothing at position 0, and what it leaves is not kept. Each sequence has a state of its own: two in one
+/// memory would be written by two tasks at once.
 template <class Attention>
 class batch_states {
  public:
@@ -44,10 +45,10 @@ struct batch_options {
   /// The same of q and out, where queries are not the keys' tokens: forward, read and vjp.
   token_mask query_mask = {};
   /// forward_causal only: states to cut each sequence's tokens into G segments with, G + 1 for each of B sequences, of
-  /// make_states(attn, B (G + 1)); G is a matter of the caller's, so that results do not depend on threads. All
-  /// segments but the last are absorbed at once, their states added up in turn, and all of them run at once from
-  /// there: 6 instead of 4 flops for each entry of the state, worth it for few heads and long sequences. For rules
-  /// whose states merge.
+  /// make_states(attn, B (G + 1)) and none of the batch's own; G is a matter of the caller's, so that results do not
+  /// depend on threads. All segments but the last are absorbed at once, their states added up in turn, and all of them
+  /// run at once from there: 6 instead of 4 flops for each entry of the state, worth it for few heads and long
+  /// sequences. For rules whose states merge.
   std::span<typename Attention::state_type> segments = {};
 };
 

@@ -31,8 +31,8 @@ LINATTN_NAMESPACE_BEGIN
 ///     token_mask::lengths(n)              rows 0 ... n_b - 1: padding behind (n_b = 0: none)
 ///     token_mask::left_padding(n)         rows N - n_b ... N - 1: padding before
 ///
-/// Lengths and left padding cost nothing; a matrix costs one byte read a row, once for q, k, v and out together.
-/// Masked rows themselves cost nothing: they are passed over, not computed. No allocation. A mask is a view: what it is
+/// Lengths and left padding cost nothing; of a matrix each task reads its sequence's bytes a few times. Masked rows
+/// themselves cost nothing: they are passed over, not computed. No allocation. A mask is a view: what it is
 /// made from stays the caller's, and must outlive the call. Copying it copies a few words; threads may share it.
 ///
 /// Not for a mask of the attention matrix, (N, N) or (B, N, N), which would say for each query which keys it sees:

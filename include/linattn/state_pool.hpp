@@ -33,7 +33,7 @@ LINATTN_NAMESPACE_BEGIN
 /// twice. That takes time proportional to slots.size() and no allocation: each named slot carries a mark for its
 /// duration, so that even two calls that only read must not share a slot at one time.
 struct state_pool {
-  void* memory = nullptr;                    ///< where slot 0 begins: a multiple of state_alignment()
+  void* memory = nullptr;                    ///< where slot 0 begins: a multiple of state_alignment(), never null
   Eigen::Index bytes_per_slot = 0;           ///< from one slot to the next: state_bytes() or more, a multiple of 64
   std::span<const std::int32_t> slots = {};  ///< of each sequence of a batch
   Eigen::Index capacity = std::numeric_limits<Eigen::Index>::max();  ///< slots that there are; default: not known

@@ -56,19 +56,19 @@ struct batch_call {
 
   // ---- checks -------------------------------------------------------------------------------------------------------
 
-  /// x has the batch's sequences and, sequence by sequence, the tokens of `like`.
+  /// x has the batch's sequences and, sequence by sequence, the tokens of `like`. `what` stands before its name.
   template <class U>
-  void require(const char* name, const batch_view<U>& x, const input& like, Eigen::Index heads,
-               Eigen::Index dim) const {
+  void require(const char* name, const batch_view<U>& x, const input& like, Eigen::Index heads, Eigen::Index dim,
+               const char* what = "") const {
     if (x.sequences() != sequences || x.heads() != heads || x.dim() != dim) {
-      refuse(function, name, " has ", x.sequences(), " sequences of ", x.heads(), " heads of ", x.dim(),
+      refuse(function, what, name, " has ", x.sequences(), " sequences of ", x.heads(), " heads of ", x.dim(),
              " elements, expected ", sequences, " of ", heads, " of ", dim);
     }
     for (Eigen::Index b = 0; b < sequences; ++b) {
       if (x.tokens(b) != like.tokens(b)) {
-        refuse(function, name, " has ", x.tokens(b), " tokens in sequence ", b, ", expected ", like.tokens(b));
+        refuse(function, what, name, " has ", x.tokens(b), " tokens in sequence ", b, ", expected ", like.tokens(b));
       }
-      if (x.data() == nullptr && like.tokens(b) > 0) refuse(function, name, " is not given");
+      if (x.data() == nullptr && like.tokens(b) > 0) refuse(function, what, name, " is not given");
     }
   }
   void require_queries(const input& q) const { require("q", q, q, attn.heads(), attn.head_dim()); }
@@ -103,6 +103,27 @@ struct batch_call {
     access::for_each_input(attn, x, [&](const char* name, const auto& view, Eigen::Index columns, const char*) {
       require(name, view, like, attn.value_heads(), columns);
     });
+  }
+  /// Whether a sequence of `to` has no memory with one of x's: in debug builds, H^2 comparisons a sequence.
+  template <class U>
+  bool is_apart(const output& to, const batch_view<U>& x) const {
+    for (Eigen::Index b = 0; b < sequences && to.data() != nullptr && x.data() != nullptr; ++b) {
+      for (Eigen::Index h = 0; h < to.heads(); ++h) {
+        for (Eigen::Index other = 0; other < x.heads(); ++other) {
+          if (overlap(head_of(to, b, h), head_of(x, b, other))) return false;
+        }
+      }
+    }
+    return true;
+  }
+  template <class U>
+  static matrix_view<const std::remove_const_t<U>> head_of(const batch_view<U>& x, Eigen::Index b, Eigen::Index h) {
+    return matrix_view<const std::remove_const_t<U>>(x.at(b, 0, h), x.tokens(b), x.dim(), x.rows(b).row_stride);
+  }
+  void require_apart([[maybe_unused]] const output& to, [[maybe_unused]] std::initializer_list<input> from) const {
+    for ([[maybe_unused]] const input& x : from) {
+      LINATTN_ASSERT(is_apart(to, x) && "linattn: an output of a batch overlaps an input");
+    }
   }
   void require_one_token(const input& q) const {
     for (Eigen::Index b = 0; b < sequences; ++b) {
@@ -156,6 +177,7 @@ struct batch_call {
   template <class Engine>
   void clear_masked_rows(const Engine& engine, Eigen::Index b, const output& out, const kept_rows& kept,
                          Eigen::Index column) const {
+    if (out.tokens(b) == 0) return;
     token_rows<S> rows = out.rows(b);
     rows.data += column;
     for (Eigen::Index h = engine.states.first(); h < engine.states.first() + engine.states.size(); ++h) {

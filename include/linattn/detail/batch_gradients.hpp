@@ -32,7 +32,7 @@ void require_gradient(const Call& call, const batch_gradient<Attention>& g) {
   call.require("dv", g.dv, g.k, attn.value_heads(), attn.value_dim());
   engine_access::for_each_input(attn, g.dx, [&](const char* name, const auto& view, Eigen::Index columns, const char*) {
     if (view.data() == nullptr) return;
-    call.require(sentence("the gradient of ", name).c_str(), view, g.k, attn.value_heads(), columns);
+    call.require(name, view, g.k, attn.value_heads(), columns, "the gradient of ");
   });
   call.require_no_segments();
   if (g.causal) {
@@ -40,6 +40,7 @@ void require_gradient(const Call& call, const batch_gradient<Attention>& g) {
   } else {
     call.require_mask(call.options.query_mask, g.q);
   }
+  for (const auto& to : {g.dq, g.dk, g.dv}) call.require_apart(to, {g.q, g.k, g.v, g.dout});
   if (!g.dmap.empty() && Eigen::Index(g.dmap.size()) != call.sequences) {
     refuse(call.function, Eigen::Index(g.dmap.size()), " gradients of the map's parameters are given for ",
            call.sequences, " sequences");

@@ -31,6 +31,7 @@ void forward_causal(const Attention& attn, std::type_identity_t<batch_states<Att
   call.require_keys(k, v, q);
   call.require_inputs(x, q);
   call.require_output(out, q);
+  call.require_apart(out, {q, k, v});
   call.require_no_query_mask();
   if (!o.segments.empty()) {
     if constexpr (Attention::rule.corrects == correction::none) {
@@ -72,6 +73,7 @@ void forward(const Attention& attn, std::type_identity_t<batch_states<Attention>
   call.require_queries(q);
   call.require_keys(k, v, k);
   call.require_output(out, q);
+  call.require_apart(out, {q, k, v});
   call.require_mask(o.query_mask, q);
   call.require_no_segments();
   const auto weight = [&](Eigen::Index b) { return q.tokens(b) + k.tokens(b) + detail::least_tokens; };
@@ -97,6 +99,7 @@ void step(const Attention& attn, std::type_identity_t<batch_states<Attention>> s
   call.require_keys(k, v, q);
   call.require_inputs(x, q);
   call.require_output(out, q);
+  call.require_apart(out, {q, k, v});
   const auto weight = [](Eigen::Index) { return Eigen::Index(1); };
   const auto work = [&](const auto& engine, Eigen::Index b, auto* slab, auto* scratch, Eigen::Index column) {
     engine.template pass<1, detail::reads_and_writes>(detail::from_column(call.all_rows(b, q, k, v, x, out), column),
@@ -147,6 +150,7 @@ void read(const Attention& attn, std::type_identity_t<batch_states<Attention>> s
   const detail::batch_call<Attention, Executor> call("read", attn, states, ws, executor, o, q.sequences());
   call.require_queries(q);
   call.require_output(out, q);
+  call.require_apart(out, {q});
   call.require_mask(o.query_mask, q);
   call.require_no_mask();
   call.require_no_segments();
@@ -192,6 +196,7 @@ void vjp_causal(const Attention& attn, std::span<const typename Attention::state
                    Eigen::Index(ds.size()));
   }
   for (const auto& s : s0) detail::engine_access::require_state(attn, "vjp_causal", s);
+  LINATTN_ASSERT((s0.empty() || s0.data() != ds.data()) && "linattn: the gradients of the states are other states");
   detail::run_gradients(call, g, [&](const auto& engine, Eigen::Index b, const auto& a, auto& own) {
     detail::engine_access::run_vjp_causal(attn, engine, a, s0.empty() ? nullptr : &s0[std::size_t(b)],
                                           ds.empty() ? nullptr : &ds[std::size_t(b)], own);

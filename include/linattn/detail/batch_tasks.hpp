@@ -4,6 +4,8 @@
 #include <linattn/detail/batch_call.hpp>
 #include <linattn/detail/batch_slices.hpp>
 
+#include <functional>
+
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
@@ -169,6 +171,15 @@ void run_segments(const Call& call, std::span<typename Call::state_type> states,
            " sequences; G segments take G + 1 states for each sequence");
   }
   for (const auto& s : states) access::require_state(call.attn, call.function, s);
+  access::visit(call.states, [&](const auto& of_batch) {
+    if constexpr (requires { of_batch.data(); }) {
+      const std::less<const void*> before;
+      if (before(states.data(), of_batch.data() + of_batch.size()) &&
+          before(of_batch.data(), states.data() + states.size())) {
+        refuse(call.function, "the states for the segments are states of the batch; they are scratch, of their own");
+      }
+    }
+  });
   const auto& layout = call.layout.state;
   const auto state_at = [&](Eigen::Index b, Eigen::Index g) -> auto& {
     return states[std::size_t(b * (count + 1) + g)];

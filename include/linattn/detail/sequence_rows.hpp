@@ -118,12 +118,6 @@ struct rule_inputs {
   [[no_unique_address]] input<Rule.fixed_decay, 5, const double*> fixed_log_decay;  // (H)
 };
 
-/// Whether a member of rule_inputs is one.
-template <class X>
-inline constexpr bool is_taken = true;
-template <int Place>
-inline constexpr bool is_taken<not_taken<Place>> = false;
-
 /// The tokens of a sequence that count: of rows [first, last) those whose `kept`, which begins with row `first`, is not
 /// 0; null: all.
 struct kept_rows {
