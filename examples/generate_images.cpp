@@ -21,9 +21,10 @@
 #ifdef LINATTN_EXAMPLE_STB
 #define STB_IMAGE_WRITE_IMPLEMENTATION
 #endif
+#include "image_data.hpp"
 #include "pictures.hpp"
 
-#include <array>
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -38,60 +39,12 @@
 namespace {
 
 using Eigen::Index;
-using levels_matrix = linattn::row_matrix<Index>;  // (images, N), one image a row
 using linear = linattn::transformer<linattn::linear_attention<linattn::elu_plus_one>>;
 using softmax = linattn::transformer<linattn::cached_softmax<float>>;
 
 const std::string data = LINATTN_EXAMPLES_DIR "/data/";
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-/// What a weights file says of its images.
-struct image_format {
-  explicit image_format(const linattn::safetensors_metadata& of)
-      : metadata(of), side(number("side")), levels(number("levels")), classes(number("classes")) {}
-
-  std::string text(std::string_view key) const {
-    const auto found = metadata.find(key);
-    if (found != metadata.end()) return found->second;
-    throw std::invalid_argument("these are no weights of an image model: the metadata have no '" + std::string(key) +
-                                "'");
-  }
-  Index number(std::string_view key) const {
-    const Index n = std::atol(text(key).c_str());
-    if (n >= 1 && n <= 1024) return n;
-    throw std::invalid_argument("the metadata say " + std::string(key) + " = '" + text(key) + "'");
-  }
-  Index pixels() const { return side * side; }  // N
-  Index class_symbol(Index c) const { return levels + c; }
-
-  linattn::safetensors_metadata metadata;
-  Index side, levels, classes;
-};
-
-struct labelled_images {
-  levels_matrix images;
-  std::vector<Index> labels;
-};
-
-/// Images that the model was not trained on; none where we have none for it.
-labelled_images load_held_out(const image_format& format) {
-  const bool is_fashion = format.text("dataset") == "Fashion-MNIST";
-  const std::string path = data + (is_fashion ? "fashion_held_out.safetensors" : "digits.safetensors");
-  if (!std::filesystem::exists(path)) return {};
-  const auto file = linattn::safetensors_file::open(path);
-  const auto* const images = file.tensor("held_out.images");
-  const auto* const labels = file.tensor("held_out.labels");
-  if (images == nullptr || labels == nullptr || image_format(file.metadata()).side != format.side) return {};
-  const Index count = images->shape.at(0), per_byte = format.pixels() / images->shape.at(1);  // 1, or 2 of 16 levels
-  labelled_images held_out{levels_matrix(count, format.pixels()), {}};
-  for (Index i = 0; i < held_out.images.size(); ++i) {
-    const Index byte = std::to_integer<Index>(images->data[std::size_t(i / per_byte)]);
-    held_out.images.data()[i] = per_byte == 1 ? byte : i % 2 == 0 ? byte % 16 : byte / 16;
-  }
-  for (const std::byte label : labels->data) held_out.labels.push_back(std::to_integer<Index>(label));
-  return held_out;
-}
 
 /// The symbols of an image up to pixel `known` - 1: the class before them, token i at the place of pixel i.
 std::vector<Index> prompt(const image_format& format, Index label, const Index* pixels, Index known) {
@@ -104,7 +57,7 @@ std::vector<Index> prompt(const image_format& format, Index label, const Index* 
 /// stepped, a pixel of all images at a time. Any of the three ways to run a model will do.
 template <class Model>
 void complete(const Model& model, const image_format& format, const std::vector<Index>& labels, Index known,
-              levels_matrix& images, bool shows_progress = true) {
+              image_rows& images, bool shows_progress = true) {
   constexpr float temperature = 0.8F;
   const Index n = format.pixels(), count = images.rows();
   std::vector states(std::size_t(count), model.make_state());
@@ -144,13 +97,14 @@ double bits_per_pixel(const Model& model, const image_format& format, const labe
 }
 
 template <class Model>
-double images_per_second(const Model& model, const image_format& format, const std::vector<Index>& labels) {
-  levels_matrix images = levels_matrix::Zero(Index(labels.size()), format.pixels());
+double images_per_second(const Model& model, const image_format& format, Index batch) {
+  const std::vector<Index> labels(std::size_t(batch), 0);
+  image_rows images = image_rows::Zero(batch, format.pixels());
   double best = 0;
   for (int i = 0; i < 2; ++i) {
     const double start = seconds();
     complete(model, format, labels, 0, images, false);
-    best = std::max(best, double(labels.size()) / (seconds() - start));
+    best = std::max(best, double(batch) / (seconds() - start));
   }
   return best;
 }
@@ -176,101 +130,111 @@ double images_per_second_uncached(const softmax& model, const image_format& form
   return 1 / total;
 }
 
-/// One picture of each class where the terminal is wide enough, otherwise in several rows.
-void print_images(const image_format& format, const levels_matrix& images, const std::vector<Index>& which) {
-  const Index columns = pictures::columns_that_fit(format.side, Index(which.size()));
-  const Index rows = (Index(which.size()) + columns - 1) / columns;
-  pictures::sheet page(format.side, columns, rows);
-  for (std::size_t i = 0; i < which.size(); ++i) {
-    page.put(Index(i) / columns, Index(i) % columns, images.row(which[i]).data(), format.levels);
+/// Some of the images beside each other, in several rows where the terminal is too narrow.
+void print_images(const image_format& format, const image_rows& images, const std::vector<Index>& which) {
+  const auto count = static_cast<Index>(which.size());
+  const Index columns = pictures::columns_that_fit(format.side, count);
+  pictures::sheet page(format.side, columns, (count + columns - 1) / columns);
+  for (Index i = 0; i < count; ++i) {
+    page.put(i / columns, i % columns, images.row(which[std::size_t(i)]).data(), format.levels);
   }
   pictures::print(page);
 }
 
+/// `each` images of every class, printed and on a sheet with a row for each of them.
 template <class Model>
-int show(const Model& model, const linattn::loaded_transformer<float>& file, bool quick) {
-  const image_format format(file.metadata);
-  const Index n = format.pixels(), each = quick ? 2 : 10;
-  std::vector<pictures::sheet> sheets;
-  std::printf("%s: %td x %td pixels, %td grey levels, %td classes; %td layers of width %td, %s attention\n",
-              format.text("dataset").c_str(), format.side, format.side, format.levels, format.classes, model.layers(),
-              model.width(), file.attention_name.c_str());
-
-  std::printf("\n%td new images of each class:\n", each);
+pictures::sheet draw_classes(const Model& model, const image_format& format, Index each) {
   std::vector<Index> labels, first_of_class;
   for (Index c = 0; c < format.classes; ++c) {
     first_of_class.push_back(c * each);
     labels.insert(labels.end(), std::size_t(each), c);
   }
-  levels_matrix images(format.classes * each, n);
+  image_rows images(format.classes * each, format.pixels());
   complete(model, format, labels, 0, images);
   print_images(format, images, first_of_class);
-  sheets.emplace_back(format.side, each, format.classes);
+  pictures::sheet page(format.side, each, format.classes);
   for (Index i = 0; i < images.rows(); ++i) {
-    sheets[0].put(i / each, i % each, images.row(i).data(), format.levels);
+    page.put(i / each, i % each, images.row(i).data(), format.levels);
   }
+  return page;
+}
 
-  const labelled_images held_out = load_held_out(format);
-  int exit_code = 0;
-  if (const Index known = n / 2; held_out.images.rows() > 0) {
-    const Index count = 5;
+/// Held-out images without their lower half, what the model makes of it, and what it was.
+template <class Model>
+pictures::sheet draw_completions(const Model& model, const image_format& format, const labelled_images& held_out) {
+  const Index count = std::min<Index>(5, held_out.images.rows()), known = format.pixels() / 2;
+  const image_rows whole = held_out.images.topRows(count);
+  image_rows given = whole, completed = whole;
+  given.rightCols(format.pixels() - known).setConstant(-1);
+  complete(model, format, held_out.labels, known, completed);
+  pictures::sheet page(format.side, 3, count);
+  for (Index i = 0; i < count; ++i) {
+    page.put(i, 0, given.row(i).data(), format.levels);
+    page.put(i, 1, completed.row(i).data(), format.levels);
+    page.put(i, 2, whole.row(i).data(), format.levels);
+  }
+  pictures::print(page);
+  return page;
+}
+
+/// The paper's three ways to generate, with the same weights: times do not depend on what they were trained for.
+void compare_speed(const linattn::loaded_transformer<float>& file, const image_format& format, Index batch) {
+  const Index n = format.pixels();
+  const linear as_linear(file.options, file.weights, linear::attention_type(file.attention));
+  const softmax as_softmax(file.options, file.weights, softmax::attention_type(file.attention, n));
+  std::printf("\nimages of %td tokens per second, %td at once, one thread:\n", n, batch);
+  const double rate = images_per_second(as_linear, format, batch);
+  std::printf("%10.3g  linear attention, as a recurrent network\n", rate);
+  const double cached = images_per_second(as_softmax, format, batch);
+  std::printf("%10.3g  softmax with a cache of keys and values: %.2f times as long\n", cached, rate / cached);
+  const double uncached = images_per_second_uncached(as_softmax, format);
+  std::printf("%10.3g  softmax without: %.0f times as long (12 positions measured, straight lines between)\n", uncached,
+              rate / uncached);
+  std::printf(
+      "The gain grows with the number of tokens%s. The paper's 784 and 3,072 in models of its size: see\n"
+      "benchmarks/bench_generation.\n",
+      n < 256 ? ", and these are few" : "");
+}
+
+template <class Model>
+int show(const Model& model, const linattn::loaded_transformer<float>& file, bool quick) {
+  const image_format format(file.metadata);
+  const Index each = quick ? 2 : 10;
+  std::printf("%s: %td x %td pixels, %td grey levels, %td classes; %td layers of width %td, attention %s\n",
+              format.text("dataset").c_str(), format.side, format.side, format.levels, format.classes, model.layers(),
+              model.width(), file.attention_name.c_str());
+  std::printf("\n%td new images of each class, of which here is one:\n", each);
+  std::vector<pictures::sheet> sheets = {draw_classes(model, format, each)};
+
+  bool is_same = true;
+  if (const auto held_out = load_held_out(format, data); held_out.images.rows() > 0) {
     std::printf("\nheld-out images: the half that was given, the model's completion, the image:\n");
-    levels_matrix completed = held_out.images.topRows(count);
-    complete(model, format, held_out.labels, known, completed);
-    levels_matrix all(3 * count, n);
-    sheets.emplace_back(format.side, 3, count);
-    for (Index i = 0; i < 3 * count; ++i) {
-      if (i % 3 == 1) {
-        all.row(i) = completed.row(i / 3);
-      } else {
-        all.row(i) = held_out.images.row(i / 3);
-      }
-      if (i % 3 == 0) all.row(i).tail(n - known).setConstant(-1);
-      sheets[1].put(i / 3, i % 3, all.row(i).data(), format.levels);
-    }
-    pictures::print(sheets[1]);
-
-    const Index judged = quick ? std::min<Index>(held_out.images.rows(), 20000 / n) : held_out.images.rows();
+    sheets.push_back(draw_completions(model, format, held_out));
+    const Index all = held_out.images.rows(), judged = quick ? std::min<Index>(all, 20000 / format.pixels()) : all;
     const double bits = bits_per_pixel(model, format, held_out, judged);
-    std::printf("\nheld out: %.6f bits per pixel, %td images", bits, judged);
-    if (judged == held_out.images.rows()) {
+    std::printf("\n%td held-out images: %.6f bits per pixel", judged, bits);
+    if (judged == all) {
       constexpr double tolerance = 1e-4;  // sums of floats in another order than PyTorch's
-      const double trained = std::atof(format.text("held_out_bits_per_pixel").c_str());
-      exit_code = std::abs(bits - trained) <= tolerance ? 0 : 1;
-      std::printf("; the training script had %.6f: %s", trained, exit_code == 0 ? "ok" : "NOT THE SAME");
+      const std::string trained = format.text("held_out_bits_per_pixel");
+      is_same = std::abs(bits - std::atof(trained.c_str())) <= tolerance;
+      std::printf("; the training script had %s: %s", trained.c_str(), is_same ? "ok" : "NOT THE SAME");
     }
     std::printf("\n");
   }
+  compare_speed(file, format, format.classes * each);
 
-  const linear as_linear(file.options, file.weights, linear::attention_type(file.attention));
-  const softmax as_softmax(file.options, file.weights, softmax::attention_type(file.attention, n));
-  std::printf(
-      "\nimages of %td tokens per second, one thread, %td at once (how long it takes does not depend on which\n"
-      "attention the weights were trained with):\n",
-      n, images.rows());
-  const double rate = images_per_second(as_linear, format, labels);
-  std::printf("%10.3g  linear attention, as a recurrent network\n", rate);
-  const double cached = images_per_second(as_softmax, format, labels);
-  std::printf("%10.3g  softmax attention with a cache of keys and values: %.2f times as long\n", cached, rate / cached);
-  const double uncached = images_per_second_uncached(as_softmax, format);
-  std::printf(
-      "%10.3g  softmax attention without: %.0f times as long (12 of %td positions measured, the others between "
-      "them)\n",
-      uncached, rate / uncached, n);
-  std::printf(
-      "The gain grows with the number of tokens and the size of the batch, and %td tokens are %s: see\n"
-      "benchmarks/bench_generation for the paper's 784 and 3,072 with models of its size.\n",
-      n, n < 256 ? "few" : "the least of the paper's");
-
-  const std::string png = std::string("generated_") + (n == 64 ? "digits" : "fashion") + ".png";
+  const std::string png = std::string("generated_") + (format.side == 8 ? "digits" : "fashion") + ".png";
   if (pictures::write_png(png, sheets, format.side < 16 ? 4 : 2)) std::printf("\nall of them: %s\n", png.c_str());
-  return exit_code;
+  return is_same ? 0 : 1;
 }
 
 int run(std::string path, bool digits, bool quick) {
   if (path.empty()) {
-    path = data + "fashion_linear.safetensors";
-    if (digits || !std::filesystem::exists(path)) path = data + "digits_linear.safetensors";
+    path = data + (digits ? "digits_linear.safetensors" : "fashion_linear.safetensors");
+    if (!digits && !std::filesystem::exists(path)) {
+      std::printf("There is no Fashion-MNIST model in the repository yet: digits instead.\n\n");
+      path = data + "digits_linear.safetensors";
+    }
   }
   const auto file = linattn::load_transformer<float>(linattn::safetensors_file::open(path));
   const image_format format(file.metadata);
