@@ -122,6 +122,7 @@ void transformer<A, C>::run_causal(state_type& s, const X& x, output out, worksp
   check_state(function, s);
   check_workspace(function, ws);
   const Eigen::Index with_keys = check_call(function, x, s.m_tokens, out, keys);
+  detail::check_room(function, s.m_layers[0], with_keys);
   const Eigen::Index n = count(x), first = s.m_tokens;
   for (Eigen::Index begin = 0; begin < n; begin += ws.rows()) {
     const Eigen::Index rows = std::min(ws.rows(), n - begin);
@@ -152,6 +153,8 @@ void transformer<A, C>::run_bidirectional(const X& x, output out, workspace_type
   if (!m_cross.empty()) detail::refuse(function, "a decoder's tokens see those before them: use forward_causal");
   check_workspace(function, ws);
   const Eigen::Index with_keys = check_call(function, x, 0, out, keys);
+  ws.m_state.reset();
+  detail::check_room(function, ws.m_state, with_keys);
   const Eigen::Index n = count(x);
   if (n > ws.rows()) {
     detail::refuse(function, "a sequence of ", n, " tokens needs a workspace of as many rows, not ", ws.rows(),
@@ -196,6 +199,7 @@ void transformer<A, C>::absorb_memory(state_type& s, input memory, workspace_typ
     detail::refuse(function, "the memory is ", detail::shape_text{memory.rows(), memory.cols()},
                    ", but the model takes ", m_sizes.memory_width, " columns");
   }
+  detail::check_room(function, s.m_memories[0], memory.rows());
   for (std::size_t l = 0; l < m_cross.size(); ++l) {
     const cross_layer& c = m_cross[l];
     const Eigen::Index keys = c.attention.key_heads() * c.attention.head_dim();
