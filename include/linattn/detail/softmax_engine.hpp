@@ -36,9 +36,6 @@ struct softmax_layout {
   static_assert(block % panel_tokens == 0);
   /// Queries that meet a block of keys and values while it is in L1 or L2.
   static constexpr Eigen::Index tile = 64;
-  /// Chains of additions that the values of a row are summed in, token j in number j % chains: with one of them a
-  /// decode step at M = 32 would wait for additions, not for memory.
-  static constexpr Eigen::Index chains = 2;
 
   Eigen::Index head_dim = 0;   // D
   Eigen::Index value_dim = 0;  // M
@@ -59,11 +56,10 @@ struct softmax_layout {
 
   Eigen::Index queries() const noexcept { return 0; }                                  // (tile, D)
   Eigen::Index scores() const noexcept { return round_up(tile * head_dim, line<T>); }  // (rows, block)
-  Eigen::Index totals() const noexcept { return scores() + rows_together * block; }    // (tile, chains, M)
-  Eigen::Index sums() const noexcept { return totals() + tile * totals_stride(); }     // (tile, packet)
+  Eigen::Index totals() const noexcept { return scores() + rows_together * block; }    // (tile, M)
+  Eigen::Index sums() const noexcept { return totals() + tile * value_stride(); }      // (tile, packet)
   Eigen::Index largest() const noexcept { return sums() + tile * packet<T>::size; }    // (tile)
   Eigen::Index scratch_size() const noexcept { return largest() + round_up(tile, line<T>); }
-  Eigen::Index totals_stride() const noexcept { return chains * value_stride(); }
 
   /// As many chains of fused multiply-adds, two registers a row, as the registers hold beside their operands.
   static constexpr Eigen::Index rows_together = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
@@ -90,7 +86,6 @@ class softmax_engine {
   static constexpr Index panel_packets = layout_type::panel_packets;
   static constexpr Index panel_tokens = layout_type::panel_tokens;
   static constexpr Index block = layout_type::block;
-  static constexpr Index chains = layout_type::chains;
 
  public:
   softmax_engine(const layout_type& layout, T scale) noexcept : m_layout(layout), m_scale(scale) {}
@@ -156,7 +151,7 @@ class softmax_engine {
       T* const scaled = scratch + m_layout.queries() + i * dim;
       for (Index d = 0; d < dim; ++d) scaled[d] = query[d] * m_scale;
     }
-    std::fill_n(scratch + m_layout.totals(), rows * m_layout.totals_stride(), T(0));
+    std::fill_n(scratch + m_layout.totals(), rows * m_layout.value_stride(), T(0));
     std::fill_n(scratch + m_layout.sums(), rows * P::size, T(0));
     std::fill_n(scratch + m_layout.largest(), rows, std::numeric_limits<T>::lowest());
   }
@@ -169,14 +164,14 @@ class softmax_engine {
     const Index most = seen.in_block(Rows - 1, token, block);
     if (most == 0) return;
     T* const scores = scratch + m_layout.scores();
-    const Index columns = round_up(most, panel_tokens);
+    const Index columns = padded<T>(most);
     score<Rows>(scratch + m_layout.queries() + i * m_layout.head_dim, keys, m_layout.head_dim, scores, columns);
     for (Index r = 0; r < Rows; ++r) {
       const Index count = seen.in_block(r, token, block);
       std::fill(scores + r * block + count, scores + r * block + columns, -std::numeric_limits<T>::infinity());
       weigh(scratch, scores + r * block, columns, i + r);
     }
-    T* const totals = scratch + m_layout.totals() + i * m_layout.totals_stride();
+    T* const totals = scratch + m_layout.totals() + i * m_layout.value_stride();
     for_each_panel<Rows>(m_layout.value_stride(), [&](auto packets, Index column) LINATTN_INLINE_LAMBDA {
       add_values<Rows, number<decltype(packets)>>(scores, token, seen, most, values + column, totals + column);
     });
@@ -218,8 +213,8 @@ class softmax_engine {
     P factor(T(1));
     if (now > before) {
       factor = exp_in_range<true>(P(before) - P(now));
-      T* const totals = scratch + m_layout.totals() + row * m_layout.totals_stride();
-      for (Index m = 0; m < m_layout.totals_stride(); m += P::size) (P::load(totals + m) * factor).store(totals + m);
+      T* const totals = scratch + m_layout.totals() + row * m_layout.value_stride();
+      for (Index m = 0; m < m_layout.value_stride(); m += P::size) (P::load(totals + m) * factor).store(totals + m);
       before = now;
     }
     const P shift(now);
@@ -251,78 +246,43 @@ class softmax_engine {
   void add_values(const T* weights, Index token, const visible_tokens& seen, Index most, const T* values,
                   T* totals) const noexcept {
     const Index stride = m_layout.value_stride();
-    if constexpr (Rows == 1) {
-      P total[chains][Packets];
-      const auto add = [&](auto chain, Index j) LINATTN_INLINE_LAMBDA {
-        const P weight = P::broadcast(weights + j);
-        unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-          total[chain][p] = fma(weight, P::load(values + j * stride + p * P::size), total[chain][p]);
-        });
-      };
-      unroll<chains>([&](auto chain) LINATTN_INLINE_LAMBDA {
-        unroll<Packets>(
-            [&](auto p) LINATTN_INLINE_LAMBDA { total[chain][p] = P::load(totals + chain * stride + p * P::size); });
-      });
-      Index j = 0;
-      for (; j + chains <= most; j += chains) {
-        unroll<chains>([&](auto chain) LINATTN_INLINE_LAMBDA { add(chain, j + chain); });
-      }
-      unroll<chains>([&](auto chain) LINATTN_INLINE_LAMBDA {
-        if (j + chain < most) add(chain, j + chain);
-      });
-      unroll<chains>([&](auto chain) LINATTN_INLINE_LAMBDA {
-        unroll<Packets>([&](auto p)
-                            LINATTN_INLINE_LAMBDA { total[chain][p].store(totals + chain * stride + p * P::size); });
-      });
-    } else {
-      const Index fewest = seen.in_block(0, token, block);
-      for (Index chain = 0; chain < chains; ++chain) {
-        T* const of_chain = totals + chain * stride;
-        P total[Rows][Packets];
-        P row[Packets];
-        const auto load_values = [&](Index j) LINATTN_INLINE_LAMBDA {
-          unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load(values + j * stride + p * P::size); });
-        };
-        const auto add = [&](auto r, Index j) LINATTN_INLINE_LAMBDA {
-          const P weight = P::broadcast(weights + r * block + j);
-          unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[r][p] = fma(weight, row[p], total[r][p]); });
-        };
-        unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
-          unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-            total[r][p] = P::load(of_chain + r * chains * stride + p * P::size);
-          });
-        });
-        Index j = chain;
-        for (; j < fewest; j += chains) {
-          load_values(j);
-          unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA { add(r, j); });
-        }
-        // The diagonal. A weight of 0 would do, but for values that are NaN.
-        for (; j < most; j += chains) {
-          load_values(j);
-          unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
-            if (j < seen.in_block(r, token, block)) add(r, j);
-          });
-        }
-        unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
-          unroll<Packets>(
-              [&](auto p) LINATTN_INLINE_LAMBDA { total[r][p].store(of_chain + r * chains * stride + p * P::size); });
-        });
-      }
+    P total[Rows][Packets];
+    P row[Packets];
+    const auto load_values = [&](Index j) LINATTN_INLINE_LAMBDA {
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load(values + j * stride + p * P::size); });
+    };
+    const auto add = [&](auto r, Index j) LINATTN_INLINE_LAMBDA {
+      const P weight = P::broadcast(weights + r * block + j);
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[r][p] = fma(weight, row[p], total[r][p]); });
+    };
+    unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[r][p] = P::load(totals + r * stride + p * P::size); });
+    });
+    const Index fewest = seen.in_block(0, token, block);
+    Index j = 0;
+    for (; j < fewest; ++j) {
+      load_values(j);
+      unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA { add(r, j); });
     }
+    // The diagonal. A weight of 0 would do, but for values that are NaN.
+    for (; j < most; ++j) {
+      load_values(j);
+      unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
+        if (j < seen.in_block(r, token, block)) add(r, j);
+      });
+    }
+    unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
+      unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[r][p].store(totals + r * stride + p * P::size); });
+    });
   }
 
   /// out (M) = o / l; 0 for a row that saw no key.
   void finish(T* scratch, Index row, bool saw_keys, T* out) const noexcept {
-    T* const total = scratch + m_layout.totals() + row * m_layout.totals_stride();
+    T* const total = scratch + m_layout.totals() + row * m_layout.value_stride();
     const Index stride = m_layout.value_stride();
     if (saw_keys) {
       const P divisor(sum(P::load(scratch + m_layout.sums() + row * P::size)));
-      for (Index m = 0; m < stride; m += P::size) {
-        P values = P::load(total + m);
-        for (Index chain = 1; chain < chains; ++chain) values = values + P::load(total + chain * stride + m);
-        (values / divisor).store(total + m);
-      }
+      for (Index m = 0; m < stride; m += P::size) (P::load(total + m) / divisor).store(total + m);
     }
     std::copy_n(total, m_layout.value_dim, out);
   }
