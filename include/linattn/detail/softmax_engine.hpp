@@ -94,19 +94,24 @@ class softmax_engine {
   void write(T* cache, Index capacity, Index position, const matrix_view<const T>& k,
              const matrix_view<const T>& v) const noexcept {
     const Index dim = m_layout.head_dim;
-    for (Index h = 0; h < m_layout.heads.keys; ++h) {
-      T* const keys = cache + m_layout.keys_of(h, capacity);
-      for (Index t = 0; t < k.rows(); ++t) {
-        const Index token = position + t;
-        T* const column = keys + token / panel_tokens * panel_tokens * dim + token % panel_tokens;
-        const T* const key = k.row(t) + h * dim;
-        for (Index d = 0; d < dim; ++d) column[d * panel_tokens] = key[d];
+    // All heads of a few tokens in turn, so that rows are read as they lie in memory.
+    for (Index first = 0; first < k.rows(); first += P::size) {
+      const Index last = std::min(first + P::size, k.rows());
+      for (Index h = 0; h < m_layout.heads.keys; ++h) {
+        T* const keys = cache + m_layout.keys_of(h, capacity);
+        for (Index t = first; t < last; ++t) {
+          const Index token = position + t;
+          T* const column = keys + token / panel_tokens * panel_tokens * dim + token % panel_tokens;
+          const T* const key = k.row(t) + h * dim;
+          for (Index d = 0; d < dim; ++d) column[d * panel_tokens] = key[d];
+        }
       }
     }
-    for (Index h = 0; h < m_layout.heads.states; ++h) {
-      T* const values = cache + m_layout.values_of(h, capacity) + position * m_layout.value_stride();
-      for (Index t = 0; t < v.rows(); ++t) {
-        std::copy_n(v.row(t) + h * m_layout.value_dim, m_layout.value_dim, values + t * m_layout.value_stride());
+    const Index stride = m_layout.value_stride();
+    for (Index t = 0; t < v.rows(); ++t) {
+      for (Index h = 0; h < m_layout.heads.states; ++h) {
+        std::copy_n(v.row(t) + h * m_layout.value_dim, m_layout.value_dim,
+                    cache + m_layout.values_of(h, capacity) + (position + t) * stride);
       }
     }
   }
