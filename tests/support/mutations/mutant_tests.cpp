@@ -1,6 +1,6 @@
-// What the mutations of list.cmake break, one named test for each. Compiled once per mutation, so there are three
-// operator types and everything is small: 38 tokens are a pass of 32 and one of 6, with a whole and a partial
-// micro-block; D = 5 and M = 6 are a whole packet of four and a partial one; two heads.
+// What the mutations of list.cmake break, one named test for each. There are three operator types and everything is
+// small: 38 tokens are a pass of 32 and one of 6, with a whole and a partial micro-block; D = 5 and M = 6 are a whole
+// packet of four and a partial one; two heads.
 #include <linattn/feature_maps/elu_plus_one.hpp>
 #include <linattn/feature_maps/identity.hpp>
 #include <linattn/linear_attention.hpp>
