@@ -5,6 +5,7 @@
 #include <linattn/linattn.hpp>
 #include <linattn/transformer_io.hpp>
 
+#include <cstdint>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -37,7 +38,7 @@ linattn::transformer_weights<float> some_weights(Index memory_width = 0) {
                                                      .outputs = 8,
                                                      .memory_width = memory_width,
                                                      .final_norm = true});
-  Index seed = 0;
+  std::uint64_t seed = 0;
   linattn::for_each_tensor(w, [&](const std::string&, auto& tensor) {
     tensor = support::normal_matrix<float>(tensor.rows(), tensor.cols(), ++seed);
   });
