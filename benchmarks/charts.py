@@ -334,7 +334,7 @@ def cost_script(data):
                     title = "linear" if method == "linear" else f"{method} softmax"
                     side = ("left", "0.8,0") if n == 65536 else ("right", "-0.8,0.6")
                     if (method, key) == ("blocked", "bytes"):  # clear of the dashed line of naive softmax
-                        side = ("center", "0,1")
+                        side = ("center", "-3,1.4")
                     script += label(title, n, y, METHODS[method], *side)
         script += "plot " + ", ".join(plots) + "\n"
     return script + "unset multiplot\n"
