@@ -11,12 +11,12 @@
 
 #include <linattn/detail/checks.hpp>
 #include <linattn/matrix_view.hpp>
+#include <linattn/safetensors_tensor.hpp>
 
 #include <Eigen/Core>
 #include <cstddef>
 #include <filesystem>
 #include <iosfwd>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,49 +41,14 @@ LINATTN_NAMESPACE_BEGIN
 //
 //   a header that is longer than the rest of the file or than 100 MB, does not begin with {, or is not JSON,
 //   anything in it but the above: other types, other fields, a field or name that is missing or there twice, numbers
-//     that are negative, fractions or beyond an Eigen::Index, more than 64 dimensions, a dtype that is not listed
-//     below,
+//     that are negative, fractions or beyond an Eigen::Index, more than 64 dimensions, a dtype that is no
+//     safetensors_dtype,
 //   a shape whose number of bytes overflows or is not that between its offsets,
 //   offsets that fall or leave the data, tensors that overlap, and bytes of the data that are no tensor's.
 //
 // Values are not looked at: NaN and infinity are kept.
 
-/// What a tensor's elements are. `copy` converts f16, bf16, f32 and f64; of the others there are the bytes.
-enum class safetensors_dtype {
-  boolean,  ///< BOOL, one byte
-  u8,
-  i8,
-  u16,
-  i16,
-  u32,
-  i32,
-  u64,
-  i64,
-  f16,   ///< IEEE 754 half precision
-  bf16,  ///< bfloat16: the upper half of an f32
-  f32,
-  f64,
-  c64,      ///< two f32
-  f8_e4m3,  ///< F8_E4M3; the names of those that follow are likewise
-  f8_e5m2,
-  f8_e8m0,
-  f6_e2m3,  ///< of those with 4 or 6 bits a tensor takes whole bytes
-  f6_e3m2,
-  f4,
-};
-
-/// One tensor of a file. `data` is the file's memory.
-struct safetensors_tensor {
-  std::string name;
-  safetensors_dtype dtype = safetensors_dtype::f32;
-  std::vector<Eigen::Index> shape;
-  std::span<const std::byte> data;
-};
-
-/// Text to text: what a file says of itself.
-using safetensors_metadata = std::map<std::string, std::string, std::less<>>;
-
-/// A file, checked and in memory. A value; copies share its bytes, and tensors live as long as any of them.
+/// A file, checked and in memory. A value; copies share its bytes, which live as long as any of them.
 class safetensors_file {
  public:
   /// Reads a regular file, all of it. Throws for one that cannot be read, and as above.

@@ -130,7 +130,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
                                                unsigned int random) {
   constexpr unsigned int leave_length = 8;  // one input in so many keeps the length it has
   if (size <= length_size && seed().size() <= most) {
-    std::memcpy(data, seed().data(), seed().size());
+    std::copy(seed().begin(), seed().end(), data);
     size = seed().size();
   }
   if (random % 3 == 0 && size > length_size) {  // a word somewhere, in the place of some bytes
@@ -139,7 +139,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
     const std::size_t gone = std::min<std::size_t>(random / 1009 % 12, size - at);
     if (size - gone + word.size() <= most) {
       std::memmove(data + at + word.size(), data + at + gone, size - at - gone);
-      std::memcpy(data + at, word.data(), word.size());
+      std::copy(word.begin(), word.end(), data + at);
       size = size - gone + word.size();
     }
   } else {

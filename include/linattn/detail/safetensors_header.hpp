@@ -2,7 +2,8 @@
 // nothing nests.
 #pragma once
 
-#include <linattn/safetensors.hpp>
+#include <linattn/detail/checks.hpp>
+#include <linattn/safetensors_tensor.hpp>
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -11,8 +12,8 @@
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -141,7 +142,8 @@ class safetensors_header {
   bool number_float(double, const std::string&) { unexpected("a number that is a fraction or too large"); }
   bool binary(std::vector<std::uint8_t>&) { unexpected("binary data"); }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) {
-    fail("is not JSON: the error is at byte ", std::to_string(std::min(position, m_text.size())), " of ", std::to_string(m_text.size()));
+    fail("is not JSON: the error is at byte ", std::to_string(std::min(position, m_text.size())), " of ",
+         std::to_string(m_text.size()));
   }
 
   bool number_unsigned(std::uint64_t n) {
