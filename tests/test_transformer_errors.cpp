@@ -326,7 +326,7 @@ TEST_P(Calls, Shapes) {
 TEST_P(Calls, SymbolsOutOfRange) {
   for (const Index bad :
        {Index(-1), vocabulary, std::numeric_limits<Index>::min(), std::numeric_limits<Index>::max()}) {
-    for (std::size_t at : {0, 3}) {
+    for (const std::size_t at : {0u, 3u}) {
       symbols wrong = x;
       wrong[at] = bad;
       expect_refused_by_all(wrong, {"symbol " + std::to_string(bad) + " at " + std::to_string(at), "embedding has 11"});
