@@ -58,7 +58,9 @@ transformer<A, C>::transformer(const transformer_options& o, const transformer_w
   m_sizes.log_decays = attention_inputs::log_decays(attn[0]);
   m_sizes.betas = attention_inputs::betas(attn[0]);
   m_sizes.norms = o.wiring != wiring::paper;
-  m_input_width = weights.embedding.size() > 0 ? weights.embedding.cols() : o.input_width > 0 ? o.input_width : width();
+  m_input_width = weights.embedding.size() > 0 ? weights.embedding.cols()
+                  : o.input_width != 0         ? o.input_width
+                                               : width();
   check_sizes(weights);
   if (cross.empty() != (m_sizes.memory_width == 0)) {
     detail::refuse(function, cross.empty() ? "a decoder's weights need cross-attention operators"
@@ -128,7 +130,7 @@ void transformer<A, C>::check_sizes(const transformer_weights<scalar>& weights) 
     detail::refuse(function, "weights do not fit the first layer's width and the attention:", wrong);
   }
   const bool is_concatenated = m_options.positions == position_encoding::sinusoid_concatenated;
-  if (is_concatenated ? m_input_width >= width() : m_input_width != width()) {
+  if (is_concatenated ? m_input_width < 1 || m_input_width >= width() : m_input_width != width()) {
     detail::refuse(function, "inputs of ", m_input_width, " columns do not fit layers of width ", width(),
                    is_concatenated ? ": positions are concatenated" : "");
   }

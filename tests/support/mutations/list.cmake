@@ -140,3 +140,11 @@ mutation(corrected_rows_do_not_see_themselves detail/correction.hpp CorrectionsA
 mutation(state_not_decayed_by_a_block detail/correction.hpp CorrectionsAreThoseOfTheRecurrence
   "rest.store(y.carry + c);"
   "P(T(1)).store(y.carry + c);")
+
+mutation(biases_dropped detail/dense.hpp BiasesAreAdded
+  "if (p->bias.size() > 0) *to = p->bias[o];"
+  ";")
+
+mutation(padding_counts_as_tokens detail/transformer_impl.hpp PaddingIsNoToken
+  "s.m_tokens += kept;"
+  "s.m_tokens += rows;")
