@@ -52,7 +52,7 @@ def sinusoids(length, width, period=10000.0):
 
 
 def dropout(x, share, training):
-    """Drops a share (rounded to 1/256) of the elements, by one random byte each: a quarter of the time of torch's own."""
+    """Drops a share (rounded to 1/256) of the elements, by a random byte each: a quarter of the time of torch's own."""
     lost = round(256 * share)
     if not training or lost == 0:
         return x
@@ -112,8 +112,8 @@ class Transformer:
         a = self.architecture
         weights = {}
 
-        def dense(name, outputs, inputs):  # As torch.nn.Linear starts.
-            bound = 1 / math.sqrt(inputs)
+        def dense(name, outputs, inputs, gain=1.0):  # As torch.nn.Linear starts, but for the gain.
+            bound = gain / math.sqrt(inputs)
             weights[name + ".weight"] = torch.empty(outputs, inputs).uniform_(-bound, bound)
             weights[name + ".bias"] = torch.empty(outputs).uniform_(-bound, bound)
 
@@ -130,7 +130,8 @@ class Transformer:
         for layer in range(a.layers):
             prefix = f"layers.{layer}."
             for projection in ("query", "key", "value", "out"):
-                dense(f"{prefix}attention.{projection}_projection", a.width, a.width)
+                gain = math.sqrt(3) if projection in ("query", "key") else 1.0  # Their elements then vary by 1.
+                dense(f"{prefix}attention.{projection}_projection", a.width, a.width, gain)
             dense(prefix + "linear1", a.feed_forward, a.width)
             dense(prefix + "linear2", a.width, a.feed_forward)
             norm(prefix + "norm1")

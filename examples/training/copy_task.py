@@ -99,7 +99,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--paper", action="store_true", help="the defaults of the public implementation")
     parser.add_argument("--attention", choices=["elu_plus_one", "softmax", "both"], default="both")
-    small = {"length": 64, "layers": 2, "width": 64, "heads": 2, "batch": 64, "steps": 3000, "drop_after": 2500,
+    small = {"length": 64, "layers": 2, "width": 64, "heads": 2, "batch": 32, "steps": 4000, "drop_after": 3000,
              "dropout": 0.0, "learning_rate": 1e-3, "weight_decay": 0.01}
     paper = {"length": 128, "layers": 4, "width": 256, "heads": 8, "batch": 64, "steps": 10000, "drop_after": 3000,
              "dropout": 0.1, "learning_rate": 1e-3, "weight_decay": 0.01}
@@ -135,6 +135,8 @@ def main():
         print(f"{name}: {'finished' if finished else 'NOT finished'} after {rows[-1][0]} steps, {rows[-1][1]:.0f} s; "
               f"as stored in F16: {loss:.6f} nats, accuracy {100 * accuracy:.2f} %, whole sequences "
               f"{100 * whole:.1f} %", flush=True)
+        if not finished:
+            break
     curves = [(os.path.join(options.curves, f"{prefix}_{kind}.csv"), kind) for kind in ("linear", "softmax")]
     curves = [(csv, kind) for csv, kind in curves if os.path.exists(csv)]
     common.plot(os.path.join(options.curves, prefix + ".svg"), f"copy task, length {options.length}", [

@@ -61,7 +61,7 @@ def learning_rate(step, steps, peak, warm_up, decay):
 
 def train(model, data, options, name, augment=None):
     """Trains on data["train"], stops early by data["validation"]; the model is left with the averaged weights that did
-    best there. Returns (rows of the curve, seconds, whether all steps were done)."""
+    best there. Returns (rows of the curve, seconds, whether the end was reached)."""
     levels = options.levels
     decayed = [w for n, w in model.weights.items() if w.dim() == 2 and n.startswith("layers.")]
     others = [w for n, w in model.weights.items() if not (w.dim() == 2 and n.startswith("layers."))]
@@ -69,7 +69,7 @@ def train(model, data, options, name, augment=None):
         [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=options.learning_rate, betas=(0.9, 0.98))
     images, labels = data["train"]
-    run = {"step": 0, "seconds": 0.0, "rows": [], "best": math.inf,
+    run = {"step": 0, "seconds": 0.0, "rows": [], "best": math.inf, "worse": 0,
            "average": {n: w.detach().clone() for n, w in model.weights.items()}}
     run["best_average"] = run["average"]
     path = os.path.join(options.checkpoints, name + ".pt")
@@ -88,7 +88,7 @@ def train(model, data, options, name, augment=None):
         signal.signal(number, lambda *_: stopped.append(True))
     judge = copy.copy(model)  # The same model with the averaged weights.
     begun, before, losses = time.time(), run["seconds"], []
-    while run["step"] < options.steps and not stopped:
+    while run["step"] < options.steps and run["worse"] < options.patience and not stopped:
         step = run["step"]
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(step, options.steps, options.learning_rate, options.warm_up, options.decay)
@@ -113,8 +113,9 @@ def train(model, data, options, name, augment=None):
             validation = bits_per_pixel(judge, *data["validation"], levels)
             run["seconds"] = before + time.time() - begun
             run["rows"].append((run["step"], run["seconds"], sum(losses) / len(losses), validation))
+            run["worse"] += 1
             if validation < run["best"]:
-                run["best"] = validation
+                run["best"], run["worse"] = validation, 0
                 run["best_average"] = {n: w.clone() for n, w in run["average"].items()}
             print(f"{name}: step {run['step']} of {options.steps}, {run['seconds']:.0f} s, training "
                   f"{run['rows'][-1][2]:.4f}, validation {validation:.4f} (best {run['best']:.4f})", flush=True)
@@ -127,7 +128,7 @@ def train(model, data, options, name, augment=None):
     with torch.no_grad():
         for n, w in model.weights.items():
             w.copy_(run["best_average"][n])
-    return run["rows"], run["seconds"], run["step"] >= options.steps
+    return run["rows"], run["seconds"], run["step"] >= options.steps or run["worse"] >= options.patience
 
 
 def store(model, data, options, path, dataset):
@@ -149,6 +150,7 @@ def add_options(parser, **defaults):
     parser.add_argument("--width", type=int, default=defaults["width"])
     parser.add_argument("--layers", type=int, default=defaults["layers"])
     parser.add_argument("--heads", type=int, default=defaults["heads"])
+    parser.add_argument("--activation", choices=["gelu", "relu"], default=defaults["activation"])
     parser.add_argument("--dropout", type=float, default=defaults["dropout"])
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=defaults["weight_decay"])
@@ -157,6 +159,8 @@ def add_options(parser, **defaults):
                         help="share of the steps in which the rate falls")
     parser.add_argument("--average", type=float, default=defaults["average"], help="of the weights, a step's memory")
     parser.add_argument("--every", type=int, default=defaults["every"], help="steps from one validation to the next")
+    parser.add_argument("--patience", type=int, default=defaults["patience"],
+                        help="validations without a new best, after which to stop")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop there, with a checkpoint to resume from")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, where there is one")
@@ -176,8 +180,8 @@ def run(options, data, dataset, prefix, report, augment=None):
         torch.manual_seed(options.seed)
         model = common.Transformer(common.Architecture(
             symbols=options.levels + 10, outputs=options.levels, length=options.side**2, width=options.width,
-            layers=options.layers, heads=options.heads, feed_forward=4 * options.width, attention=attention),
-            dropout=options.dropout)
+            layers=options.layers, heads=options.heads, feed_forward=4 * options.width, attention=attention,
+            activation=options.activation), dropout=options.dropout)
         print(f"{name}: {model.parameters()} parameters", flush=True)
         rows, seconds, finished = train(model, data, options, name, augment)
         common.save_csv(os.path.join(options.curves, name + ".csv"),
@@ -188,6 +192,8 @@ def run(options, data, dataset, prefix, report, augment=None):
         print(f"{name}: {'finished' if finished else 'NOT finished'} after {rows[-1][0]} steps, {seconds:.0f} s; "
               f"held out {bits:.6f} bits per pixel as stored in F16, {plain:.6f} before rounding", flush=True)
         report(model, name)
+        if not finished:
+            break
     curves = [(os.path.join(options.curves, f"{prefix}_{kind}.csv"), kind) for kind in ("linear", "softmax")]
     curves = [(csv, kind) for csv, kind in curves if os.path.exists(csv)]
     panels = [("step", f"{part} bits per pixel", "",
