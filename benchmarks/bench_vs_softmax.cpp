@@ -3,9 +3,11 @@
 //   BM_softmax_naive   softmax_attention, the O(N^2) reference as the equation is written: plain loops, easy to beat
 //   BM_softmax_tiled   online softmax in tiles, without the N x N matrix: the baseline to take seriously
 //   BM_forward_causal  linear_attention::forward_causal on the same inputs
+//   BM_cached_step     cached_softmax::step, one token of eight heads at position N: it reads all keys and values, at
+//                      read_fraction of the bandwidth measured in the memory level that holds them
 //
-// All causal, one head. The crossover is where the times meet: softmax grows as N^2, linear as N. charts.py reads it
-// off.
+// All causal, one head but for the last. The crossover is where the times meet: softmax grows as N^2, linear as N.
+// charts.py reads it off.
 #include "common.hpp"
 #include "softmax_baselines.hpp"
 
@@ -69,6 +71,36 @@ void BM_forward_causal(benchmark::State& state) {
   });
 }
 
+template <class T>
+void BM_cached_step(benchmark::State& state) {
+  constexpr Index heads = 8, steps = 16;
+  const Index d = state.range(0), n = state.range(1);
+  const cached_softmax<T> attention({.head_dim = d, .heads = heads}, n + steps);
+  problem<T> p(n, d, d, heads);
+  auto cache = attention.make_state();
+  auto ws = attention.make_workspace();
+  attention.absorb(cache, p.k.topRows(n - steps / 2), p.v.topRows(n - steps / 2), ws);
+  const auto prefix = cache;
+  double elapsed = 0;
+  for (auto _ : state) {
+    cache = prefix;
+    const double start = seconds();
+    for (Index t = 0; t < steps; ++t) {
+      attention.step(cache, p.q.row(t), p.k.row(t), p.v.row(t), p.out.row(t), ws);
+      benchmark::ClobberMemory();
+    }
+    const double each = (seconds() - start) / steps;
+    state.SetIterationTime(each);
+    elapsed += each;
+  }
+  const double bytes = 2 * double(n * d * heads) * sizeof(T);
+  const double rate = bytes * double(state.iterations()) / elapsed;
+  const memory_level& level = level_of(bytes);
+  state.SetLabel(level.name);
+  state.counters["bytes_per_second"] = rate;
+  state.counters["read_fraction"] = rate / level.read;
+}
+
 /// Powers of two up to `Most`.
 template <Index Most>
 void shapes(benchmark::internal::Benchmark* b) {
@@ -81,6 +113,13 @@ void shapes(benchmark::internal::Benchmark* b) {
 BENCHMARK_TEMPLATE1(BM_softmax_naive, float)->Apply(shapes<2048>);  // the next takes seconds
 BENCHMARK_TEMPLATE1(BM_softmax_tiled, float)->Apply(shapes<16384>);
 BENCHMARK_TEMPLATE2(BM_forward_causal, elu_plus_one, float)->Apply(shapes<16384>);
+BENCHMARK_TEMPLATE1(BM_cached_step, float)
+    ->ArgNames({"D", "N"})
+    ->Args({32, 784})
+    ->Args({32, 3072})
+    ->Args({64, 3072})
+    ->Unit(benchmark::kMicrosecond)
+    ->UseManualTime();
 
 }  // namespace
 

@@ -3,16 +3,17 @@
 
   benchmarks/charts.py             draws data/*.svg and rewrites README.md between its marks
   benchmarks/charts.py --check     draws into memory and compares byte for byte; exits with 1 when anything differs
-  benchmarks/charts.py --measure   first measures anew: runs bench_roofline, bench_vs_softmax and bench_approximation of
-                                   build/release (or of the directory that follows), seven minutes together, and writes
-                                   data/*.json
+  benchmarks/charts.py --measure   first measures anew: runs bench_roofline, bench_vs_softmax, bench_approximation and
+                                   bench_cost of build/release (or of the directory that follows), twelve minutes
+                                   together, and writes data/*.json
 
 So this one command renews every figure, after `cmake --workflow --preset benchmarks`:
 
   taskset -c 1 benchmarks/charts.py --measure
 
 A data file of times names its command and machine, and holds the medians of Google Benchmark's repetitions, one a line;
-approximation.json is what its program prints, and hardly depends on the machine.
+approximation.json is what its program prints, and hardly depends on the machine; cost.json is what its program prints,
+and the machine.
 --check skips the drawings, with a message, where gnuplot is missing or of another version than the one that drew them.
 """
 import argparse
@@ -38,6 +39,7 @@ SERIES = {
     "tiled softmax": "BM_softmax_tiled<float>",
     "linear": "BM_forward_causal<elu_plus_one,float>",
 }
+METHODS = {"naive": "#777777", "blocked": "#d95f02", "linear": "#2166ac"}
 APPROXIMATIONS = {"random_fourier": "#7570b3", "positive_random": "#d95f02", "hyperbolic": "#1b7837", "gerf": "#2166ac"}
 
 
@@ -101,6 +103,16 @@ def measure(build):
     if run.returncode:
         sys.exit("bench_approximation failed; its figures stay as they were")
     (DATA / "approximation.json").write_bytes(run.stdout)
+    measure_cost(build / "benchmarks" / "bench_cost")
+
+
+def measure_cost(program):
+    print("running bench_cost", flush=True)
+    run = subprocess.run([str(program)], stdout=subprocess.PIPE, check=False, text=True)
+    if run.returncode:
+        sys.exit("bench_cost failed; its figures stay as they were")
+    header = {"command": os.path.relpath(program, ROOT), "processor": processor()}
+    (DATA / "cost.json").write_text(json.dumps(header, indent=2)[:-2] + "," + run.stdout[1:])
 
 
 def load(name):
@@ -293,6 +305,41 @@ def approximation_script(data):
     return script + "unset multiplot\n"
 
 
+def cost_series(data, what):
+    """{method: its series} of `forward` or `forward + vjp`."""
+    return {series["method"]: series for series in data["series"] if series["what"] == what}
+
+
+def cost_script(data):
+    script = (axes("1000,420") + "set xrange [512:65536]\n"
+              'set xtics ("512" 512, "2,048" 2048, "8,192" 8192, "32,768" 32768)\nset xlabel "N, tokens"\n'
+              "set multiplot layout 1,2 margins 0.07,0.9,0.17,0.91 spacing 0.12,0.1\n")
+    panels = [("seconds", "time a sample", "[1e-4:1e3]",
+               [(1e-4, "0.1 ms"), (1e-3, "1 ms"), (1e-2, "10 ms"), (0.1, "100 ms"), (1, "1 s"), (10, "10 s"),
+                (100, "100 s"), (1e3, "1,000 s")]),
+              ("bytes", "most bytes allocated at once for a sample", "[1e6:1e10]",
+               [(1e6, "1 MB"), (1e7, "10 MB"), (1e8, "100 MB"), (1e9, "1 GB"), (1e10, "10 GB")])]
+    for key, title, limits, tics in panels:
+        plots = []
+        named = ", ".join(f'"{text}" {y:g}' for y, text in tics)
+        script += f'unset label\nset title "{title}"\nset yrange {limits}\nset ytics ({named})\n'
+        for what, style in (("forward", "lw 1.4 dashtype 2"), ("forward + vjp", "lw 2.2")):
+            for method, series in cost_series(data, what).items():
+                points = [(f["N"], f[key]) for f in series["figures"]]
+                name = f"{key}_{method}_{len(what)}"
+                script += block(name, points)
+                plots.append(f'${name} with linespoints {style} pt 7 ps 0.5 lc rgb "{METHODS[method]}"')
+                if what == "forward + vjp":  # beside the line's end, left of it where that is the chart's
+                    n, y = points[-1]
+                    title = "linear" if method == "linear" else f"{method} softmax"
+                    side = ("left", "0.8,0") if n == 65536 else ("right", "-0.8,0.6")
+                    if (method, key) == ("blocked", "bytes"):  # clear of the dashed line of naive softmax
+                        side = ("center", "-3,1.4")
+                    script += label(title, n, y, METHODS[method], *side)
+        script += "plot " + ", ".join(plots) + "\n"
+    return script + "unset multiplot\n"
+
+
 # ---- README ----------------------------------------------------------------------------------------------------------
 
 
@@ -379,6 +426,42 @@ def closeness(text, data):
     return between_marks(text, "approximation", paragraphs)
 
 
+def cost(text, data):
+    training = cost_series(data, "forward + vjp")
+
+    def figures(method, key, n, scale):
+        found = [f[key] for f in training[method]["figures"] if f["N"] == n]
+        return number(found[0] * scale) if found else "-"
+
+    lengths = [512, 2048, 8192, 32768, 65536]
+    titles = {"linear": "linear", "blocked": "blocked softmax", "naive": "naive softmax"}
+    rows = [["`forward` + `vjp`", "grows as", *(f"N = {n:,}" for n in lengths)]]
+    for method, title in titles.items():
+        series = training[method]
+        rows.append([f"{title}, milliseconds", f"N^{series['time_slope']:.2f}",
+                     *(figures(method, "seconds", n, 1e3) for n in lengths)])
+    for method, title in titles.items():
+        series = training[method]
+        rows.append([f"{title}, MB", f"N^{series['bytes_slope']:.2f}",
+                     *(figures(method, "bytes", n, 1e-6) for n in lengths)])
+    stops = " ".join(f"The {titles[method]} stops: {s['stopped']}." for method, s in training.items() if s["stopped"])
+    stops = re.sub(r"\d{4,}", lambda found: f"{int(found[0]):,}", stops)
+    beyond = [series["figures"][-1]["beyond"] for series in (training["linear"], training["blocked"])]
+    paragraphs = [
+        "![Time and memory of one sample against N](benchmarks/data/cost.svg)",
+        table_of(rows),
+        f"""The paper's figure 1 on a processor: non-causal attention of one sample, H = {data['H']}, D = M = {data['D']},
+        float, one thread ({data['processor']}, {data['compiler']}, FMA peak {data['peak_gflops']:.0f} GFLOP/s); dashed
+        `forward`, solid with the gradients; bytes with inputs, outputs and their gradients. Beyond these linear
+        attention takes {number(beyond[0] * 1e-6)} MB at any N. The naive softmax keeps N x N weights of every head; the
+        blocked one, online and with weights computed anew for the gradient, a copy of keys and values
+        ({number(beyond[1] * 1e-6)} MB at its longest), and its time still grows as theirs. {stops}
+        `{data['command']}` prints the figures, and checks the baselines against the reference and central differences
+        first.""",
+    ]
+    return between_marks(text, "cost", paragraphs)
+
+
 # ---- main ------------------------------------------------------------------------------------------------------------
 
 
@@ -418,9 +501,10 @@ def main():
         measure(arguments.measure)
     roofline, softmax = load("roofline"), load("vs_softmax")
     errors = json.loads((DATA / "approximation.json").read_text())
+    costs = json.loads((DATA / "cost.json").read_text())
     drawings = {"roofline": roofline_script(roofline), "crossover": crossover_script(softmax),
-                "approximation": approximation_script(errors)}
-    text = closeness(speed(README.read_text(), roofline, softmax), errors)
+                "approximation": approximation_script(errors), "cost": cost_script(costs)}
+    text = cost(closeness(speed(README.read_text(), roofline, softmax), errors), costs)
     if arguments.check:
         return check(drawings, text)
     for name, script in drawings.items():

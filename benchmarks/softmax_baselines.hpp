@@ -1,77 +1,50 @@
-// The softmax attention to beat: causal, online softmax in tiles, as careful as the kernels it is held against.
+// The softmax attention to beat: as careful as the kernels it is held against.
+//
+//   tiled_softmax     causal, online softmax, without the N x N matrix: linattn::cached_softmax, but for a few tokens
+//   blocked_softmax   non-causal, forward and gradients, both without the N x N matrix
+//   naive_softmax     non-causal, forward and gradients, the N x N matrix of every head kept in between
+//
+// Per head, with P = softmax(S), S = Q K^T / sqrt(D), out = P V, dO the gradient with respect to out:
+//
+//   dV = P^T dO    dP = dO V^T    dS_ij = P_ij (dP_ij - sum_m dO_im out_im)    dQ = dS K / sqrt(D)    dK = dS^T Q /
+//   sqrt(D)
+//
+// Both forms of the gradient are these five products, the blocked one with P computed anew from S and the logarithms of
+// the sums of its rows (Dao et al., FlashAttention, 2022). The products are Eigen's.
 #pragma once
 
-#include <linattn/detail/layout.hpp>
 #include <linattn/matrix_view.hpp>
+#include <linattn/softmax_cache.hpp>
 
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 namespace linattn_bench {
 
 using Eigen::Index;
+using linattn::row_matrix;
 
-/// out (N, M) = softmax(q k^T / sqrt(D)) v, causal, one head, without the N x N matrix.
-///
-/// Keys go by in tiles; a row keeps the largest score mu it has met, the sum l of exp(s - mu) and the outputs weighted
-/// so far. A tile that brings a larger score rescales both:
-///
-///     mu' = max(mu, max_j s_j)    p_j = exp(s_j - mu')    l' = e l + sum_j p_j    o' = e o + sum_j p_j v_j
-///     e = exp(mu - mu')           out = o / l
-///
-/// A tile of queries meets the tiles of keys up to its own diagonal, `rows` queries at a time, so that no more than
-/// rows^2 / 2 scores a diagonal are computed in vain. Keys are transposed once, tile by tile. Both products are one
-/// kernel, `rows` x 2 packets of accumulators. A few tokens are not worth transposing: they go through Eigen's
-/// products. M is a multiple of the packet size. Made once for a shape; from the second call on nothing allocates.
+/// out (N, M) = softmax(q k^T / sqrt(D)) v, causal, one head. Made once for a shape; from the second call on nothing
+/// allocates. A few tokens are not worth copying into a cache: they go through Eigen's products.
 template <class T>
 class tiled_softmax {
-  using P = linattn::detail::packet<T>;
-  using matrix = linattn::row_matrix<T>;
+  using matrix = row_matrix<T>;
 
  public:
-  /// Queries and keys of a tile, of 32 to 256 by 32 to 512: 0.71, 0.81, 0.81 of the FMA peak with AVX-512 at N = 4096,
-  /// D = 32, 64, 128; 64 by 64 gives 0.63, 0.74, 0.77; more queries or keys change less than two runs differ.
-  static constexpr Index default_query_tile = 64;
-  static constexpr Index default_key_tile = 256;
-
-  tiled_softmax(Index tokens, Index head_dim, Index query_tile = default_query_tile, Index key_tile = default_key_tile)
-      : m_query_tile(query_tile),
-        m_key_tile(std::min(key_tile, linattn::detail::padded<T>(tokens))),
-        m_keys(matrix::Zero(linattn::detail::round_up(tokens, m_key_tile) / m_key_tile * head_dim, m_key_tile)),
-        m_queries(query_tile, head_dim),
-        m_scores(rows, m_key_tile),
-        m_largest(std::size_t(query_tile)),
-        m_sum(std::size_t(query_tile)) {
-    // So that no tile of keys begins among rows that are computed together.
-    eigen_assert(query_tile % rows == 0 && key_tile % rows == 0 && key_tile % P::size == 0);
-  }
+  tiled_softmax(Index tokens, Index head_dim)
+      : m_attention({.head_dim = head_dim}, tokens),
+        m_cache(m_attention.make_state()),
+        m_workspace(m_attention.make_workspace()) {}
 
   void operator()(const matrix& q, const matrix& k, const matrix& v, matrix& out) {
-    const Index tokens = q.rows();
-    if (tokens <= few) return attend_few(q, k, v, out);
-    transpose_keys(k);
-    out.setZero();
-    for (Index first = 0; first < tokens; first += m_query_tile) {
-      const Index queries = std::min(m_query_tile, tokens - first);
-      m_queries.topRows(queries) = q.middleRows(first, queries) * (T(1) / std::sqrt(T(q.cols())));  // (queries, D)
-      std::fill(m_largest.begin(), m_largest.end(), -std::numeric_limits<T>::infinity());
-      std::fill(m_sum.begin(), m_sum.end(), T(0));
-      for (Index key = 0; key < first + queries; key += m_key_tile) {
-        Index i = 0;
-        for (; i + rows <= queries; i += rows) attend<rows>(first, i, key, v, out);
-        for (; i + 2 <= queries; i += 2) attend<2>(first, i, key, v, out);
-        for (; i < queries; ++i) attend<1>(first, i, key, v, out);
-      }
-      for (Index i = 0; i < queries; ++i) out.row(first + i) /= m_sum[std::size_t(i)];
-    }
+    if (q.rows() <= few) return attend_few(q, k, v, out);
+    m_cache.reset();
+    m_attention.forward_causal(m_cache, q, k, v, out, m_workspace);
   }
 
  private:
-  /// As many chains of fused multiply-adds as the registers hold beside their operands.
-  static constexpr Index rows = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
-
   /// Up to here Eigen's products take less time (N = 8, D = 64: 1.35 us against 1.50; N = 32: 6.2 against 5.0).
   static constexpr Index few = 16;
 
@@ -88,95 +61,128 @@ class tiled_softmax {
     out.noalias() = m_few * v;  // (N, M)
   }
 
-  /// k (N, D) to tiles (D, key_tile) below each other, zeros beyond them.
-  void transpose_keys(const matrix& k) {
-    const Index dim = k.cols();
-    for (Index key = 0; key < k.rows(); key += m_key_tile) {
-      const Index keys = std::min(m_key_tile, k.rows() - key);
-      m_keys.block(key / m_key_tile * dim, 0, dim, keys) = k.middleRows(key, keys).transpose();
-    }
-  }
+  linattn::cached_softmax<T> m_attention;
+  linattn::softmax_cache<T> m_cache;
+  linattn::softmax_workspace<T> m_workspace;
+  matrix m_few;  // (N, N) for N <= few
+};
 
-  /// Rows i ... of the query tile against the keys of one tile that they may see.
-  template <Index Rows>
-  void attend(Index first, Index i, Index key, const matrix& v, matrix& out) {
-    const Index dim = m_queries.cols();
-    const Index seen = std::min(m_key_tile, first + i + Rows - key);  // by the last of the rows
-    if (seen <= 0) return;
-    const Index columns = linattn::detail::padded<T>(seen);
-    product<Rows, false>(&m_queries(i, 0), dim, &m_keys(key / m_key_tile * dim, 0), m_key_tile, m_scores.data(),
-                         m_key_tile, dim, columns);
-    for (Index r = 0; r < Rows; ++r) {
-      const Index visible = std::min(m_key_tile, first + i + r + 1 - key);  // one at least
-      T* const scores = &m_scores(r, 0);
-      std::fill(scores + visible, scores + columns, -std::numeric_limits<T>::infinity());
-      weigh(scores, columns, i + r, out.row(first + i + r));
-    }
-    product<Rows, true>(m_scores.data(), m_key_tile, &v(key, 0), v.cols(), &out(first + i, 0), out.cols(), seen,
-                        v.cols());
-  }
+/// H heads packed in columns, M = D. Nothing is kept between samples but what has to be: `forward` keeps P of every
+/// head where `vjp` follows, of one where not.
+template <class T>
+class naive_softmax {
+  using matrix = row_matrix<T>;
 
-  /// Scores to weights, in place, and the row's largest score, sum and outputs brought up to date.
-  template <class Row>
-  void weigh(T* scores, Index columns, Index row, Row&& out) {
-    T& largest = m_largest[std::size_t(row)];
-    T& total = m_sum[std::size_t(row)];
-    const T tile_largest = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>(scores, columns).maxCoeff();
-    if (tile_largest > largest) {
-      const T factor = std::exp(largest - tile_largest);
-      largest = tile_largest;
-      total *= factor;
-      out *= factor;
-    }
-    const P shift(largest);
-    P sums = P::zero();
-    for (Index c = 0; c < columns; c += P::size) {
-      const P weights = linattn::detail::exp(P::load(scores + c) - shift);
-      weights.store(scores + c);
-      sums = sums + weights;
-    }
-    total += sum(sums);
-  }
+ public:
+  naive_softmax(Index tokens, Index head_dim, Index heads, bool differentiates)
+      : m_dim(head_dim),
+        m_heads(heads),
+        m_weights(std::size_t(differentiates ? heads : 1), matrix(tokens, tokens)),
+        m_gradient(differentiates ? tokens : 0, differentiates ? tokens : 0) {}
 
-  /// c (Rows, columns) = a (Rows, inner) b (inner, columns), or += where Adds; columns in whole packets.
-  template <Index Rows, bool Adds>
-  static void product(const T* a, Index a_stride, const T* b, Index b_stride, T* c, Index c_stride, Index inner,
-                      Index columns) {
-    const auto panel = [&](auto packets, Index column) LINATTN_INLINE_LAMBDA {
-      using linattn::detail::unroll;
-      P total[Rows][packets];
-      unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
-        unroll<packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-          total[r][p] = Adds ? P::load_unaligned(c + r * c_stride + column + p * P::size) : P::zero();
-        });
-      });
-      for (Index x = 0; x < inner; ++x) {
-        P row[packets];
-        unroll<packets>(
-            [&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load_unaligned(b + x * b_stride + column + p * P::size); });
-        unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
-          const P factor = P::broadcast(a + r * a_stride + x);
-          unroll<packets>([&](auto p) LINATTN_INLINE_LAMBDA { total[r][p] = fma(factor, row[p], total[r][p]); });
-        });
+  void forward(const matrix& q, const matrix& k, const matrix& v, matrix& out) {
+    for (Index h = 0; h < m_heads; ++h) {
+      matrix& p = m_weights[std::size_t(h) % m_weights.size()];  // (N, N)
+      p.noalias() = q.middleCols(h * m_dim, m_dim) * k.middleCols(h * m_dim, m_dim).transpose();
+      const T scale = T(1) / std::sqrt(T(m_dim));
+      for (Index i = 0; i < p.rows(); ++i) {
+        auto row = p.row(i).array();
+        row = ((row - row.maxCoeff()) * scale).exp();
+        row /= row.sum();
       }
-      unroll<Rows>([&](auto r) LINATTN_INLINE_LAMBDA {
-        unroll<packets>([&](auto p) LINATTN_INLINE_LAMBDA {
-          total[r][p].store_unaligned(c + r * c_stride + column + p * P::size);
-        });
-      });
-    };
-    Index column = 0;
-    for (; column + 2 * P::size <= columns; column += 2 * P::size) panel(std::integral_constant<Index, 2>(), column);
-    for (; column < columns; column += P::size) panel(std::integral_constant<Index, 1>(), column);
+      out.middleCols(h * m_dim, m_dim).noalias() = p * v.middleCols(h * m_dim, m_dim);
+    }
   }
 
-  Index m_query_tile, m_key_tile;
-  matrix m_keys;             // (tiles D, key_tile)
-  matrix m_queries;          // (query_tile, D), scaled
-  matrix m_scores;           // (rows, key_tile)
-  std::vector<T> m_largest;  // (query_tile)
-  std::vector<T> m_sum;      // (query_tile)
-  matrix m_few;              // (N, N) for N <= few
+  void vjp(const matrix& q, const matrix& k, const matrix& v, const matrix& out, const matrix& dout, matrix& dq,
+           matrix& dk, matrix& dv) {
+    const T scale = T(1) / std::sqrt(T(m_dim));
+    for (Index h = 0; h < m_heads; ++h) {
+      const auto of = [&](auto& x) { return x.middleCols(h * m_dim, m_dim); };  // (N, D)
+      const matrix& p = m_weights[std::size_t(h)];
+      of(dv).noalias() = p.transpose() * of(dout);
+      m_gradient.noalias() = of(dout) * of(v).transpose();  // dP, then dS / sqrt(D)
+      for (Index i = 0; i < p.rows(); ++i) {
+        const T mean = of(dout).row(i).dot(of(out).row(i));
+        m_gradient.row(i).array() = p.row(i).array() * (m_gradient.row(i).array() - mean) * scale;
+      }
+      of(dq).noalias() = m_gradient * of(k);
+      of(dk).noalias() = m_gradient.transpose() * of(q);
+    }
+  }
+
+ private:
+  Index m_dim, m_heads;
+  std::vector<matrix> m_weights;  // (N, N) each
+  matrix m_gradient;              // (N, N)
+};
+
+/// The same without an N x N matrix: keys and values in a cache, which `forward` reads, and blocks of P in `vjp`. What
+/// `forward` leaves for it is (N, H).
+template <class T>
+class blocked_softmax {
+  using matrix = row_matrix<T>;
+
+ public:
+  blocked_softmax(Index tokens, Index head_dim, Index heads)
+      : m_attention({.head_dim = head_dim, .heads = heads}, tokens),
+        m_cache(m_attention.make_state()),
+        m_workspace(m_attention.make_workspace()),
+        m_log_sums(tokens, heads) {}
+
+  void forward(const matrix& q, const matrix& k, const matrix& v, matrix& out) {
+    m_cache.reset();
+    m_attention.absorb(m_cache, k, v, m_workspace);
+    m_attention.read(m_cache, q, out, m_workspace, m_log_sums);
+  }
+
+  void vjp(const matrix& q, const matrix& k, const matrix& v, const matrix& out, const matrix& dout, matrix& dq,
+           matrix& dk, matrix& dv) {
+    const Index tokens = q.rows(), dim = m_attention.head_dim();
+    const T scale = T(1) / std::sqrt(T(dim));
+    m_queries.resize(block, dim);
+    dq.setZero();
+    dk.setZero();
+    dv.setZero();
+    for (Index h = 0; h < m_attention.heads(); ++h) {
+      for (Index i = 0; i < tokens; i += block) {
+        const Index rows = std::min(block, tokens - i);
+        const auto of_queries = [&](auto& x) { return x.block(i, h * dim, rows, dim); };
+        auto queries = m_queries.topRows(rows);
+        queries = of_queries(q) * scale;                                           // (rows, D)
+        m_means = of_queries(dout).cwiseProduct(of_queries(out)).rowwise().sum();  // (rows, 1)
+        const auto log_sums = m_log_sums.col(h).segment(i, rows);
+        for (Index j = 0; j < tokens; j += block) {
+          const Index columns = std::min(block, tokens - j);
+          const auto of_keys = [&](auto& x) { return x.block(j, h * dim, columns, dim); };
+          m_weights.noalias() = queries * of_keys(k).transpose();            // S (rows, columns)
+          m_gradient.noalias() = of_queries(dout) * of_keys(v).transpose();  // dP (rows, columns)
+          for (Index r = 0; r < rows; ++r) {
+            auto p = m_weights.row(r).array();
+            auto ds = m_gradient.row(r).array();
+            p = (p - log_sums(r)).exp();
+            ds = p * (ds - m_means(r));
+          }
+          of_keys(dv).noalias() += m_weights.transpose() * of_queries(dout);
+          of_keys(dk).noalias() += m_gradient.transpose() * queries;
+          of_queries(dq).noalias() += m_gradient * of_keys(k);
+        }
+        of_queries(dq) *= scale;
+      }
+    }
+  }
+
+ private:
+  /// Queries and keys of a block: both of its matrices in L2, and each product long enough for Eigen's blocking.
+  static constexpr Index block = 256;
+
+  linattn::cached_softmax<T> m_attention;
+  linattn::softmax_cache<T> m_cache;
+  linattn::softmax_workspace<T> m_workspace;
+  matrix m_log_sums;                            // (N, H)
+  matrix m_queries;                             // (block, D)
+  matrix m_weights, m_gradient;                 // (block, block)
+  Eigen::Matrix<T, Eigen::Dynamic, 1> m_means;  // (block)
 };
 
 }  // namespace linattn_bench

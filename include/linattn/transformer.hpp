@@ -6,8 +6,8 @@
 //                                               attention({.head_dim = 32, .heads = 8}));
 //   auto ws = model.make_workspace(64);                      // of up to 64 tokens at once
 //   auto s = model.make_state();
-//   model.forward_causal(s, prompt, logits, ws);             // prefill: symbols (N) to logits (N, outputs), or (1,
-//   ...) model.step(s, symbol, logits_t, ws);                     // then a token in constant time and memory
+//   model.forward_causal(s, prompt, logits, ws);             // prefill: symbols (N) to logits (N, outputs) or (1, ...)
+//   model.step(s, symbol, logits_t, ws);                     // then a token in constant time and memory
 //   model.step(std::span(states), symbols, logits, ws);      // a token of each of many sequences, as one batch
 //
 // Attention is any operator of the library, or cached_softmax (softmax_cache.hpp): the same weights, the same calls.
@@ -240,6 +240,13 @@ class transformer {
   };
 
   void check_sizes(const transformer_weights<scalar>& weights) const;
+  Eigen::Index most_inputs() const noexcept;
+  bool fits(const state_type& s) const noexcept;
+  bool fits(const workspace_type& ws) const noexcept;
+  bool fits(symbols x, Eigen::Index row) const noexcept {
+    return x[std::size_t(row)] >= 0 && x[std::size_t(row)] < m_embedding.rows();
+  }
+  bool fits(const input& x, Eigen::Index /*row*/) const noexcept { return x.cols() == m_input_width; }
   void check_state(const char* function, const state_type& s) const;
   void check_workspace(const char* function, const workspace_type& ws) const;
   template <class X>

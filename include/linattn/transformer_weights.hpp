@@ -150,12 +150,12 @@ transformer_sizes sizes_of(const transformer_weights<T>& w) {
   n.final_norm = w.norm.weight.size() > 0;
   if (w.layers.empty()) return n;
   const layer_weights<T>& first = w.layers.front();
-  n.width = first.attention.out.weight.rows();
+  n.width = first.attention.out.weight.rows() > 0 ? first.attention.out.weight.rows() : first.linear1.weight.cols();
   n.query_width = first.attention.query.weight.rows();
   n.key_width = first.attention.key.weight.rows();
   n.value_width = first.attention.value.weight.rows();
   n.output_width = first.attention.out.weight.cols();
-  n.feed_forward = first.linear1.weight.rows();
+  n.feed_forward = first.linear1.weight.rows() > 0 ? first.linear1.weight.rows() : first.linear2.weight.cols();
   n.log_decays = first.attention.log_decay.weight.rows();
   n.betas = first.attention.beta.weight.rows();
   n.memory_width = first.cross.key.weight.cols();

@@ -39,13 +39,17 @@ transformer<A, C>::transformer(const transformer_options& o, const transformer_w
                    " layers");
   }
   if (!(o.norm_epsilon > 0)) detail::refuse(function, "norm_epsilon is ", o.norm_epsilon, ", not above 0");
-  for (const A& a : attn) {
-    if (a.heads() != attn[0].heads() || a.head_dim() != attn[0].head_dim() || a.key_heads() != attn[0].key_heads() ||
-        a.value_heads() != attn[0].value_heads() || a.value_dim() != attn[0].value_dim() ||
-        a.state_bytes() != attn[0].state_bytes()) {
-      detail::refuse(function, "the layers' attention operators differ in their sizes");
+  const auto require_alike = [](const auto& all, const char* what) {
+    for (const auto& a : all) {
+      if (a.heads() != all[0].heads() || a.head_dim() != all[0].head_dim() || a.key_heads() != all[0].key_heads() ||
+          a.value_heads() != all[0].value_heads() || a.value_dim() != all[0].value_dim() ||
+          a.state_bytes() != all[0].state_bytes()) {
+        detail::refuse(function, "the layers' ", what, " operators differ in their sizes");
+      }
     }
-  }
+  };
+  require_alike(attn, "attention");
+  require_alike(cross, "cross-attention");
 
   m_sizes.query_width = attn[0].heads() * attn[0].head_dim();
   m_sizes.key_width = attn[0].key_heads() * attn[0].head_dim();
@@ -54,11 +58,25 @@ transformer<A, C>::transformer(const transformer_options& o, const transformer_w
   m_sizes.log_decays = attention_inputs::log_decays(attn[0]);
   m_sizes.betas = attention_inputs::betas(attn[0]);
   m_sizes.norms = o.wiring != wiring::paper;
-  m_input_width = weights.embedding.size() > 0 ? weights.embedding.cols() : o.input_width > 0 ? o.input_width : width();
+  m_input_width = weights.embedding.size() > 0 ? weights.embedding.cols()
+                  : o.input_width != 0         ? o.input_width
+                                               : width();
   check_sizes(weights);
   if (cross.empty() != (m_sizes.memory_width == 0)) {
     detail::refuse(function, cross.empty() ? "a decoder's weights need cross-attention operators"
                                            : "cross-attention operators need weights of a memory");
+  }
+
+  for (const C& c : cross) {
+    const auto require = [](const char* what, Eigen::Index is, Eigen::Index should_be) {
+      if (is != should_be) {
+        detail::refuse(function, "the cross-attention has ", is, " columns of ", what, ", the attention ", should_be);
+      }
+    };
+    require("queries", c.heads() * c.head_dim(), m_sizes.query_width);
+    require("keys", c.key_heads() * c.head_dim(), m_sizes.key_width);
+    require("values", c.value_heads() * c.value_dim(), m_sizes.value_width);
+    require("outputs", c.output_heads() * c.value_dim(), m_sizes.output_width);
   }
 
   const auto norm_of = [](const norm_weights<scalar>& n) {
@@ -104,12 +122,15 @@ void transformer<A, C>::check_sizes(const transformer_weights<scalar>& weights) 
     wrong += rows == 0 ? detail::sentence("\n  ", name, " is ", is, ", but has no place")
                        : detail::sentence("\n  ", name, " is ", is, ", but should be ", detail::shape_text{rows, cols});
   };
-  detail::visit_tensors(weights, m_sizes, compare);
+  transformer_sizes with_all_biases = m_sizes;
+  with_all_biases.biases = true;
+  detail::visit_tensors(weights, with_all_biases, compare);
+  if (m_sizes.feed_forward == 0) wrong += "\n  layers.0.linear1.weight and layers.0.linear2.weight are missing";
   if (!wrong.empty()) {
     detail::refuse(function, "weights do not fit the first layer's width and the attention:", wrong);
   }
   const bool is_concatenated = m_options.positions == position_encoding::sinusoid_concatenated;
-  if (is_concatenated ? m_input_width >= width() : m_input_width != width()) {
+  if (is_concatenated ? m_input_width < 1 || m_input_width >= width() : m_input_width != width()) {
     detail::refuse(function, "inputs of ", m_input_width, " columns do not fit layers of width ", width(),
                    is_concatenated ? ": positions are concatenated" : "");
   }
@@ -137,22 +158,24 @@ auto transformer<A, C>::make_state() const -> state_type {
   return s;
 }
 
+/// Columns of what attention takes of a row, side by side.
+template <class A, class C>
+Eigen::Index transformer<A, C>::most_inputs() const noexcept {
+  Eigen::Index inputs = m_layers[0].inputs.outputs();
+  if (!m_cross.empty()) inputs = std::max({inputs, m_cross[0].query.outputs(), m_cross[0].memory.outputs()});
+  return inputs;
+}
+
 template <class A, class C>
 auto transformer<A, C>::make_workspace(Eigen::Index rows) const -> workspace_type {
   if (rows < 1) detail::refuse("transformer::make_workspace", rows, " rows are asked for, at least 1 is needed");
   using buffer = typename workspace_type::buffer;
   workspace_type ws(rows, m_layers[0].attention);
-  Eigen::Index inputs = m_layers[0].inputs.outputs(), outputs = m_sizes.output_width;
-  if (!m_cross.empty()) {
-    const cross_layer& c = m_cross[0];
-    ws.m_cross.push_back(c.attention.make_workspace());
-    inputs = std::max({inputs, c.query.outputs(), c.memory.outputs()});
-    outputs = std::max(outputs, c.out.inputs());
-  }
+  if (!m_cross.empty()) ws.m_cross.push_back(m_cross[0].attention.make_workspace());
   ws.m_x = buffer(rows, width());
   ws.m_branch = buffer(rows, width());
-  ws.m_inputs = buffer(rows, inputs);
-  ws.m_outputs = buffer(rows, outputs);
+  ws.m_inputs = buffer(rows, most_inputs());
+  ws.m_outputs = buffer(rows, m_sizes.output_width);
   ws.m_hidden = buffer(rows, m_sizes.feed_forward);
   return ws;
 }
@@ -160,8 +183,18 @@ auto transformer<A, C>::make_workspace(Eigen::Index rows) const -> workspace_typ
 // ---- checks --------------------------------------------------------------------------------------------------------
 
 template <class A, class C>
+bool transformer<A, C>::fits(const state_type& s) const noexcept {
+  return s.m_layers.size() == m_layers.size() && s.m_memories.size() == m_cross.size();
+}
+template <class A, class C>
+bool transformer<A, C>::fits(const workspace_type& ws) const noexcept {
+  return ws.m_x.cols == width() && ws.m_inputs.cols == most_inputs() && ws.m_outputs.cols == m_sizes.output_width &&
+         ws.m_hidden.cols == m_sizes.feed_forward && ws.m_cross.empty() == m_cross.empty();
+}
+
+template <class A, class C>
 void transformer<A, C>::check_state(const char* function, const state_type& s) const {
-  if (s.m_layers.size() == m_layers.size() && s.m_memories.size() == m_cross.size()) return;
+  if (fits(s)) return;
   detail::refuse(function, "the state has ", Eigen::Index(s.m_layers.size()), " layers and ",
                  Eigen::Index(s.m_memories.size()), " memories, the model ", layers(), " and ",
                  Eigen::Index(m_cross.size()), ": take it from this model's make_state()");
@@ -169,13 +202,25 @@ void transformer<A, C>::check_state(const char* function, const state_type& s) c
 
 template <class A, class C>
 void transformer<A, C>::check_workspace(const char* function, const workspace_type& ws) const {
-  if (ws.m_x.cols == width() && ws.m_inputs.cols >= m_layers[0].inputs.outputs() &&
-      ws.m_hidden.cols == m_sizes.feed_forward) {
-    return;
-  }
-  detail::refuse(function, "the workspace is of a model of width ", ws.m_x.cols, ", this one's is ", width(),
+  if (fits(ws)) return;
+  detail::refuse(function, "the workspace has rows of ", ws.m_x.cols, ", ", ws.m_inputs.cols, ", ", ws.m_outputs.cols,
+                 " and ", ws.m_hidden.cols, " columns", ws.m_cross.empty() ? "" : " and is a decoder's",
+                 ", the model needs ", width(), ", ", most_inputs(), ", ", m_sizes.output_width, " and ",
+                 m_sizes.feed_forward, m_cross.empty() ? "" : ", a decoder's",
                  ": take it from this model's make_workspace()");
 }
+
+namespace detail {
+/// Room for n more tokens, where a state has room for so many only.
+template <class State>
+void check_room(const char* function, const State& s, Eigen::Index n) {
+  if constexpr (requires { s.capacity(); }) {
+    if (n > s.capacity() - s.tokens()) {
+      refuse(function, n, " tokens behind ", s.tokens(), " in a state with room for ", s.capacity());
+    }
+  }
+}
+}  // namespace detail
 
 /// Inputs and outputs of tokens first ... of a sequence. Returns how many have keys.
 template <class A, class C>

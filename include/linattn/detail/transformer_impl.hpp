@@ -122,6 +122,12 @@ void transformer<A, C>::run_causal(state_type& s, const X& x, output out, worksp
   check_state(function, s);
   check_workspace(function, ws);
   const Eigen::Index with_keys = check_call(function, x, s.m_tokens, out, keys);
+  detail::check_room(function, s.m_layers[0], with_keys);
+  for (std::size_t l = 0; l < m_cross.size(); ++l) {
+    // No rows: a memory of another model is refused before layer 0 is written.
+    m_cross[l].attention.read(s.m_memories[l], input(nullptr, 0, m_cross[l].query.outputs()),
+                              output(nullptr, 0, m_cross[l].out.inputs()), ws.m_cross[0]);
+  }
   const Eigen::Index n = count(x), first = s.m_tokens;
   for (Eigen::Index begin = 0; begin < n; begin += ws.rows()) {
     const Eigen::Index rows = std::min(ws.rows(), n - begin);
@@ -152,6 +158,8 @@ void transformer<A, C>::run_bidirectional(const X& x, output out, workspace_type
   if (!m_cross.empty()) detail::refuse(function, "a decoder's tokens see those before them: use forward_causal");
   check_workspace(function, ws);
   const Eigen::Index with_keys = check_call(function, x, 0, out, keys);
+  ws.m_state.reset();
+  detail::check_room(function, ws.m_state, with_keys);
   const Eigen::Index n = count(x);
   if (n > ws.rows()) {
     detail::refuse(function, "a sequence of ", n, " tokens needs a workspace of as many rows, not ", ws.rows(),
@@ -196,6 +204,7 @@ void transformer<A, C>::absorb_memory(state_type& s, input memory, workspace_typ
     detail::refuse(function, "the memory is ", detail::shape_text{memory.rows(), memory.cols()},
                    ", but the model takes ", m_sizes.memory_width, " columns");
   }
+  detail::check_room(function, s.m_memories[0], memory.rows());
   for (std::size_t l = 0; l < m_cross.size(); ++l) {
     const cross_layer& c = m_cross[l];
     const Eigen::Index keys = c.attention.key_heads() * c.attention.head_dim();
@@ -218,10 +227,13 @@ void transformer<A, C>::run_step(std::span<state_type> states, const X& x, outpu
   const auto rows = static_cast<Eigen::Index>(states.size());
   LINATTN_ASSERT(count(x) == rows && out.rows() == rows && out.cols() == outputs() &&
                  "linattn::transformer::step: x and out need a row for each state");
+  LINATTN_ASSERT(fits(ws) && "linattn::transformer::step: the workspace is of another model");
   LINATTN_ASSERT(rows <= ws.rows() && "linattn::transformer::step: the workspace has rows for fewer sequences");
   if (rows == 0) return;
   const matrix_view<scalar> in = ws.m_x.top(rows);
   for (Eigen::Index b = 0; b < rows; ++b) {
+    LINATTN_ASSERT(fits(states[std::size_t(b)]) && "linattn::transformer::step: the state is of another model");
+    LINATTN_ASSERT(fits(x, b) && "linattn::transformer::step: x has another width, or is no symbol of the embedding");
     Eigen::Index& tokens = states[std::size_t(b)].m_tokens;
     LINATTN_ASSERT((m_positions.rows() == 0 || tokens < m_positions.rows()) &&
                    "linattn::transformer::step: no position is learned for this token");

@@ -1,9 +1,10 @@
-// What the mutations of list.cmake break, one named test for each. Compiled once per mutation, so there are three
-// operator types and everything is small: 38 tokens are a pass of 32 and one of 6, with a whole and a partial
-// micro-block; D = 5 and M = 6 are a whole packet of four and a partial one; two heads.
+// What the mutations of list.cmake break, one named test for each. There are three operator types and everything is
+// small: 38 tokens are a pass of 32 and one of 6, with a whole and a partial micro-block; D = 5 and M = 6 are a whole
+// packet of four and a partial one; two heads.
 #include <linattn/feature_maps/elu_plus_one.hpp>
 #include <linattn/feature_maps/identity.hpp>
 #include <linattn/linear_attention.hpp>
+#include <linattn/transformer.hpp>
 #include <linattn/update_rules/delta.hpp>
 #include <linattn/update_rules/gated.hpp>
 
@@ -13,6 +14,7 @@
 #include "support/rule_inputs.hpp"
 #include "support/rule_oracle.hpp"
 #include "support/sentinel.hpp"
+#include "support/transformer_inputs.hpp"
 
 #include <gtest/gtest.h>
 
@@ -233,6 +235,30 @@ TEST_F(MutantOfDelta, CorrectionsAreThoseOfTheRecurrence) {
   EXPECT_TRUE(support::close(corrected.forward_causal(s, x.q, x.k, x.v, {.log_decay = x.log_decay, .beta = x.beta}),
                              truth.out, rounding));
   expect_state(s, truth);
+}
+
+struct MutantOfTransformer : Mutant {
+  using model_type = linattn::transformer<attention>;
+  const linattn::transformer_weights<float> weights = support::random_transformer<float>(
+      {.layers = 1, .width = 7, .query_width = H * D, .value_width = H * M, .feed_forward = 9}, 4);
+  const model_type model{{.wiring = linattn::wiring::pre_norm}, weights, attn};
+  const matrix x = support::normal_matrix<float>(5, 7, 5);
+};
+
+TEST_F(MutantOfTransformer, BiasesAreAdded) {
+  const matrix y = model.forward_causal(x);
+  auto moved = weights;
+  moved.layers[0].linear2.bias.array() += 1;
+  EXPECT_TRUE(
+      support::close(model_type(model.options(), moved, attn).forward_causal(x), y + matrix::Ones(5, 7), rounding));
+}
+
+TEST_F(MutantOfTransformer, PaddingIsNoToken) {
+  auto s = model.make_state();
+  auto ws = model.make_workspace(2);
+  matrix y(5, 7);
+  model.forward_causal(s, x, y, ws, 3);
+  EXPECT_EQ(s.tokens(), 3);
 }
 
 }  // namespace

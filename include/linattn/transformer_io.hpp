@@ -1,0 +1,63 @@
+// A transformer's weights from safetensors files and back. Needs <nlohmann/json.hpp>, as safetensors.hpp does.
+//
+//   const auto file = linattn::load_transformer<float>(linattn::safetensors_file::open("model.safetensors"));
+//   const linattn::transformer model(file.options, file.weights,
+//                                    linattn::linear_attention<linattn::elu_plus_one>(file.attention));
+#pragma once
+
+#include <linattn/safetensors.hpp>
+#include <linattn/transformer.hpp>
+
+#include <functional>
+#include <string>
+
+LINATTN_NAMESPACE_BEGIN
+
+/// From a tensor's name in for_each_tensor to its name in a file; empty: the same.
+using tensor_names = std::function<std::string(const std::string&)>;
+
+/// What a file tells of a model.
+template <class T>
+struct loaded_transformer {
+  transformer_options options;
+  transformer_weights<T> weights;
+  linattn::options attention;     ///< heads, head_dim, value_dim
+  std::string attention_name;     ///< "elu_plus_one", "softmax", ...: which operator the weights were trained with
+  safetensors_metadata metadata;  ///< all of it
+};
+
+/// The weights alone, their sizes read off the tensors: layers as long as there are some of the next number, F and the
+/// others from the first layer, and norms, biases, embedding, positions and predictor where there are tensors of them.
+///
+/// Names are those of state dicts of fast-transformers' TransformerEncoderBuilder and TransformerDecoderBuilder,
+/// "layers.0.attention.query_projection.weight", and around them "embedding.weight", "positions.weight",
+/// "predictor.weight" and "predictor.bias"; `names` gives others.
+///
+/// Throws std::invalid_argument with every tensor that is missing, has another shape, holds what is no number of 16, 32
+/// or 64 bits of floating point, or belongs to no part of the model, in one message. Costs the file's size once more.
+template <class T>
+transformer_weights<T> load_transformer_weights(const safetensors_file& file, const tensor_names& names = {});
+
+/// Weights, and what the file's metadata say of the model:
+///
+/// | key | values | |
+/// |---|---|---|
+/// | wiring | paper, post_norm, pre_norm | required |
+/// | activation | relu, gelu | required |
+/// | positions | none, sinusoid_added, sinusoid_concatenated, learned | none where it is missing |
+/// | heads, head_dim | numbers | required |
+/// | attention | a name | as the file has it; "" where it is missing |
+///
+/// Throws for other values, and as above.
+template <class T>
+loaded_transformer<T> load_transformer(const safetensors_file& file, const tensor_names& names = {});
+
+/// Writes what load_transformer reads, elements as `storage`; `metadata` is added to what `options` and `attention`
+/// give, and has to hold "attention".
+template <class T>
+void save_transformer(const std::filesystem::path& path, const loaded_transformer<T>& model,
+                      safetensors_dtype storage = safetensors_dtype::f32);
+
+LINATTN_NAMESPACE_END
+
+#include <linattn/detail/transformer_io_impl.hpp>  // IWYU pragma: keep
