@@ -180,20 +180,23 @@ pictures::sheet draw_completions(const Model& model, const image_format& format,
 /// The paper's three ways to generate, with the same weights: times do not depend on what they were trained for.
 void compare_speed(const linattn::loaded_transformer<float>& file, const image_format& format, Index batch) {
   const Index n = format.pixels();
+  const double width = double(file.weights.layers[0].linear1.weight.cols());  // F; a layer's flops, over 2 F:
+  const double products = 4 * width + 2 * double(file.weights.layers[0].linear1.weight.rows());
+  const double flop_ratio = (products + double(n)) / (products + 2 * double(file.attention.head_dim));
   const linear as_linear(file.options, file.weights, linear::attention_type(file.attention));
   const softmax as_softmax(file.options, file.weights, softmax::attention_type(file.attention, n));
   std::printf("\nimages of %td tokens per second, %td at once, one thread:\n", n, batch);
   const double rate = images_per_second(as_linear, format, batch);
   std::printf("%10.3g  linear attention, as a recurrent network\n", rate);
   const double cached = images_per_second(as_softmax, format, batch);
-  std::printf("%10.3g  softmax with a cache of keys and values: %.2f times as long\n", cached, rate / cached);
+  std::printf("%10.3g  softmax with a cache of keys and values: %.2f times as long, %.2f times the flops\n", cached,
+              rate / cached, flop_ratio);
   const double uncached = images_per_second_uncached(as_softmax, format);
   std::printf("%10.3g  softmax without: %.0f times as long (12 positions measured, straight lines between)\n", uncached,
               rate / uncached);
-  std::printf(
-      "The gain grows with the number of tokens%s. The paper's 784 and 3,072 in models of its size: see\n"
-      "benchmarks/bench_generation.\n",
-      n < 256 ? ", and these are few" : "");
+  if (n < 256)
+    std::printf("So few tokens say nothing of how the ways compare: the cache is hardly longer than a state.\n");
+  std::printf("The gain grows with their number. The paper's 784 and 3,072 in models of its size: bench_generation.\n");
 }
 
 template <class Model>
