@@ -1,0 +1,3 @@
+#include "support/precompiled/precompiled.hpp"
+
+LINATTN_TEST_RULES(template, double)
