@@ -176,9 +176,12 @@ class transformer {
   /// Bytes of the packed weights that a token reads.
   Eigen::Index weight_bytes() const noexcept;
 
+  /// A sequence without tokens: state_bytes() of the attention for each layer, one allocation each, and in a decoder of
+  /// the cross-attention. Softmax needs its max_tokens for it.
   state_type make_state() const;
   /// For calls of up to `rows` tokens at once: `step` of so many sequences, `forward` of so long ones. forward_causal
-  /// takes any number of tokens, `rows` after `rows`.
+  /// takes any number of tokens, `rows` after `rows`. 2 F + H D + Hk D + Hv M + Ho M + feed-forward elements a row, and
+  /// a workspace and a state of the attention. Throws for less than 1 row.
   workspace_type make_workspace(Eigen::Index rows = 1) const;
 
   // Inputs x are symbols (N) of the embedding, or vectors (N, E). Outputs (N, outputs()), or (1, outputs()): the last
@@ -196,8 +199,8 @@ class transformer {
   row_matrix<scalar> forward_causal(symbols x) const { return causal_of(x); }
   row_matrix<scalar> forward_causal(input x) const { return causal_of(x); }
 
-  /// Bidirectional: every token sees all that have keys. N <= ws.rows(). Not of a decoder, whose tokens come one by
-  /// one.
+  /// Bidirectional: every token sees all that have keys. N <= ws.rows(). Of attentions whose rule has a `forward`; not
+  /// of a decoder, whose tokens come one by one.
   void forward(symbols x, output out, workspace_type& ws, Eigen::Index keys = -1) const {
     run_bidirectional(x, out, ws, keys);
   }
