@@ -64,10 +64,14 @@ int run(const std::string& path) {
     if (found == file.metadata.end()) throw std::invalid_argument(path + ": the metadata have no '" + key + "'");
     return std::atof(found->second.c_str());
   };
-  const auto length = Index(number("length"));  // of the longest sequence, with its copy
+  const double said = number("length");
+  const auto length = said >= 8 && said <= 1e6 ? Index(said) : 0;  // of the longest sequence, with its copy
   const double accuracy = number("accuracy");
-  if (model.outputs() != 11 || length < 8)
-    throw std::invalid_argument(path + ": these are no weights of the copy task");
+  const Index positions = model.sizes().positions;
+  if (file.attention_name != "elu_plus_one" || model.outputs() != 11 || model.sizes().symbols != 11 || length == 0 ||
+      (positions > 0 && positions < length)) {
+    throw std::invalid_argument(path + ": these are no weights of the copy task with linear attention");
+  }
 
   std::mt19937 random(2020);
   Index right = 0, right_if_corrected = 0, total = 0;

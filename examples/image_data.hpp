@@ -18,7 +18,7 @@ using image_rows = linattn::row_matrix<Index>;  // (images, N), levels, one imag
 /// What a weights file says of its images.
 struct image_format {
   explicit image_format(const linattn::safetensors_metadata& of)
-      : metadata(of), side(number("side")), levels(number("levels")), classes(number("classes")) {}
+      : metadata(of), side(number("side")), levels(number("levels", 2)), classes(number("classes")) {}
 
   std::string text(std::string_view key) const {
     const auto found = metadata.find(key);
@@ -26,12 +26,13 @@ struct image_format {
     throw std::invalid_argument("these are no weights of an image model: the metadata have no '" + std::string(key) +
                                 "'");
   }
-  Index number(std::string_view key) const {
+  Index number(std::string_view key, Index least = 1) const {
     const Index n = std::atol(text(key).c_str());
-    if (n >= 1 && n <= 1024) return n;
+    if (n >= least && n <= 1024) return n;
     throw std::invalid_argument("the metadata say " + std::string(key) + " = '" + text(key) + "'");
   }
   Index pixels() const { return side * side; }  // N
+  bool is_like(const image_format& o) const { return side == o.side && levels == o.levels && classes == o.classes; }
   Index class_symbol(Index c) const { return levels + c; }
 
   linattn::safetensors_metadata metadata;
@@ -51,7 +52,7 @@ inline labelled_images load_held_out(const image_format& format, const std::stri
   const auto file = linattn::safetensors_file::open(path);
   const auto* const images = file.tensor("held_out.images");
   const auto* const labels = file.tensor("held_out.labels");
-  if (images == nullptr || labels == nullptr || image_format(file.metadata()).side != format.side) return {};
+  if (images == nullptr || labels == nullptr || !format.is_like(image_format(file.metadata()))) return {};
   const Index count = images->shape.at(0), per_byte = format.pixels() / images->shape.at(1);  // 1, or 2 of 16 levels
   labelled_images held_out{image_rows(count, format.pixels()), {}};
   for (Index i = 0; i < held_out.images.size(); ++i) {

@@ -506,6 +506,15 @@ TEST(MixtureOfLogistics, OfNumbersThatAreNone) {
   EXPECT_EQ(one.sample(Eigen::RowVector3d(0, infinity, -3), random), 255);
   EXPECT_EQ(one.sample(Eigen::RowVector3d(0, -infinity, -3), random), 0);
   for (int i = 0; i < 10; ++i) EXPECT_EQ(one.sample(Eigen::RowVector3d(0, 0, infinity), random) % 255, 0);
+  for (int i = 0; i < 10; ++i) {  // of both, the mean decides
+    EXPECT_EQ(one.sample(Eigen::RowVector3d(0, infinity, infinity), random), 255);
+    EXPECT_EQ(one.sample(Eigen::RowVector3d(0, -infinity, infinity), random), 0);
+  }
+  for (const double sign : {1.0, -1.0}) {
+    EXPECT_EQ(one.log_likelihood(Eigen::RowVector3d(0, sign * infinity, -3), 100), -infinity) << sign;
+    EXPECT_EQ(one.log_likelihood(Eigen::RowVector3d(0, sign * 1e308, -7), 100), -infinity) << sign;
+  }
+  EXPECT_TRUE(std::isnan(one.log_likelihood(Eigen::RowVector3d(-infinity, 0, -3), 100)));
 }
 
 TEST(MixtureOfLogistics, SaysWhatIsWrong) {

@@ -406,6 +406,11 @@ TEST(SoftmaxCacheOptions, AreRefusedWhereTheyMeanNothing) {
   expect([] { attention({.head_dim = 4}, -1); }, "max_tokens is -1");
   expect([] { attention({.head_dim = 4}).make_state(); }, "make_state: the capacity is 0");
   expect([] { attention({.head_dim = 4}).make_state(std::numeric_limits<Index>::max() / 8); }, "address space");
+  // Sizes whose products, 2^64 and more, are no Index: what a stranger's file may ask for.
+  constexpr Index large = Index(1) << 32;
+  expect([] { attention({.head_dim = large, .heads = large}); }, "address space");
+  expect([] { attention({.head_dim = std::numeric_limits<Index>::max()}); }, "address space");
+  expect([] { attention({.head_dim = 4}, std::numeric_limits<Index>::max()); }, "address space");
 }
 
 // ---- the heap -------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ using linattn::wiring;
 using attention = linattn::linear_attention<linattn::elu_plus_one, linattn::additive, double>;
 using model_type = linattn::transformer<attention>;
 using weights_type = linattn::transformer_weights<double>;
+using layer_weights = linattn::layer_weights<double>;
 using matrix = linattn::row_matrix<double>;
 using symbols = std::vector<Index>;
 
@@ -176,6 +177,8 @@ TEST(TransformerWeights, WhatIsMissingIsNamed) {
   weights_type nothing;
   nothing.layers.resize(2);
   EXPECT_TRUE(says(refusal_of({}, nothing), {"missing"}));
+  for (layer_weights& layer : nothing.layers) layer.linear1.weight.resize(17, 0);
+  EXPECT_TRUE(says(refusal_of({.wiring = wiring::paper}, nothing), {"missing"})) << "a width of 0";
 }
 
 TEST(TransformerWeights, WhatHasNoPlaceIsNamed) {
@@ -385,6 +388,18 @@ TEST_P(Calls, WorkspacesOfOtherModels) {
   expect_refused([&](auto& state, auto out) { model.forward_causal(state, x, out, wrong); }, {"workspace"}, s);
 }
 
+TEST_P(Calls, WhatIsMovedFrom) {
+  ws_type moved = ws;
+  const ws_type to = std::move(moved);
+  expect_refused([&](auto& state, auto out) { model.forward_causal(state, x, out, moved); },
+                 {"forward_causal", "the workspace is moved from"}, s);
+  auto old = s;
+  const auto taken = std::move(old);
+  EXPECT_EQ(taken.tokens(), 3);
+  EXPECT_EQ(old.tokens(), 0);
+  expect_refused([&](auto& state, auto out) { model.forward_causal(state, x, out, ws); }, {"0 layers"}, old);
+}
+
 TEST_P(Calls, StatesOfOtherModels) {
   const std::vector<std::string> sentence = {"transformer::forward_causal", "the state has", "make_state()"};
   const auto run = [&](auto& state, auto out) { model.forward_causal(state, x, out, ws); };
@@ -473,6 +488,26 @@ TEST_F(StepDeathTest, SymbolsAndPositions) {
   }
   for (Index t = 0; t < longest; ++t) model.step(states[1], 1, out.row(0), ws);
   expect_assertion([&] { model.step(std::span(states), symbols{1, 2}, out.topRows(2), ws); }, "no position is learned");
+}
+
+// A later token would be read where an output was written.
+TEST_F(StepDeathTest, OutputsBesideTheirInputs) {
+  transformer_sizes n = everything();
+  n.outputs = F;
+  const model_type of_width = encoder(n);
+  const matrix all = support::normal_matrix<double>(5, F, 5);
+  const matrix want = of_width.forward_causal(matrix(all.topRows(4)));
+  auto scratch = of_width.make_workspace(2);
+  auto s = of_width.make_state();
+  matrix x = all;
+  of_width.forward_causal(s, x.topRows(4), x.topRows(4), scratch);
+  EXPECT_TRUE(support::same_bits(x.topRows(4), want)) << "in the place of their inputs";
+  s.reset();
+  x = all;
+  of_width.forward_causal(s, x.topRows(4), x.row(1), scratch);
+  EXPECT_TRUE(support::same_bits(x.row(1), want.row(3))) << "the last alone, anywhere";
+  s.reset();
+  expect_assertion([&] { of_width.forward_causal(s, x.topRows(4), x.bottomRows(4), scratch); }, "overlap");
 }
 
 TEST_F(StepDeathTest, StatesAndWorkspacesOfOtherModels) {

@@ -115,6 +115,42 @@ TEST(TransformerIo, WhatIsSavedIsLoaded) {
   EXPECT_EQ(model.forward_causal(x).cols(), 8);
 }
 
+/// Everything a file can say that is not what it says by default.
+TEST(TransformerIo, AModelThatIsLoadedComputesWhatTheSavedOneDid) {
+  using attention = linattn::linear_attention<linattn::elu_plus_one>;
+  const std::string path = testing::TempDir() + "transformer_io_shared.safetensors";
+  loaded_transformer<float> saved;
+  saved.options = {.wiring = linattn::wiring::post_norm,
+                   .positions = linattn::position_encoding::sinusoid_concatenated,
+                   .norm_epsilon = 0.1,
+                   .input_width = 3};
+  saved.weights = linattn::make_transformer_weights<float>({.layers = 1,
+                                                            .width = 5,
+                                                            .query_width = 12,
+                                                            .key_width = 3,
+                                                            .value_width = 4,
+                                                            .output_width = 8,
+                                                            .feed_forward = 7});
+  std::uint64_t seed = 0;
+  linattn::for_each_tensor(saved.weights, [&](const std::string&, auto& tensor) {
+    tensor = support::normal_matrix<float>(tensor.rows(), tensor.cols(), ++seed);
+  });
+  saved.attention = {.head_dim = 3, .value_dim = 2, .heads = 4, .key_heads = 1, .value_heads = 2};
+  saved.metadata = {{"key_heads", "7"}};  // of another model, and overwritten
+  linattn::save_transformer(path, saved);
+  const auto loaded = linattn::load_transformer<float>(safetensors_file::open(path));
+  EXPECT_EQ(loaded.options.norm_epsilon, 0.1);
+  EXPECT_EQ(loaded.options.input_width, 3);
+  EXPECT_EQ(loaded.attention.key_heads, 1);
+  EXPECT_EQ(loaded.attention.value_heads, 2);
+  EXPECT_EQ(loaded.attention.value_dim, 2);
+  const row_matrix<float> x = support::normal_matrix<float>(6, 3, 99);
+  const auto run = [&](const auto& m) {
+    return linattn::transformer(m.options, m.weights, attention(m.attention)).forward_causal(x);
+  };
+  EXPECT_EQ(run(loaded), run(saved));
+}
+
 TEST(TransformerIo, DecodersHaveTheNamesOfTheirOwn) {
   const auto w = some_weights(10);
   const tensor_list tensors(w);
@@ -214,6 +250,14 @@ TEST(TransformerIo, MetadataThatDoNotSayWhatTheyMustAreRefused) {
             prefix + "say positions = '', which is none of none sinusoid_added sinusoid_concatenated learned");
   for (const char* const number : {"", "0", "-2", "2x", " 2", "99999999999999999999", "2.0"}) {
     EXPECT_EQ(with("heads", number), prefix + "say heads = '" + number + "', which is no number from 1 on");
+  }
+  for (const char* const number : {"", "0", "-1e-5", "1e-5x", "\"1\"", "nan"}) {
+    EXPECT_EQ(with("norm_epsilon", number), prefix + "say norm_epsilon = '" + number + "', which is no number above 0");
+  }
+  // Heads whose product is that of the weights, 6, only modulo 2^64, among others.
+  for (const char* const number : {"1", "3", "4", "9223372036854775807"}) {
+    EXPECT_EQ(with("heads", number),
+              prefix + "say heads = " + number + " and head_dim = 3, but the first query projection has 6 rows");
   }
 }
 

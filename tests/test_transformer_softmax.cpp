@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "support/compare.hpp"
@@ -135,6 +136,29 @@ TEST(TransformerUncached, RefusesWhatHasNoRoom) {
   EXPECT_EQ(refusal([&] { uncached.forward_causal(s, std::span(x).first(2), two, ws); }),
             "linattn::uncached_transformer::forward_causal: out has 2 rows, but the last token gives 1");
   EXPECT_EQ(s.tokens(), 0);
+  const softmax attn({.head_dim = head_dim, .heads = heads}, capacity);
+  const linattn::transformer<softmax> decoder(wired, some_weights(6), attn, attn);
+  EXPECT_EQ(refusal([&] { linattn::uncached_transformer(decoder, 5); }),
+            "linattn::uncached_transformer: the model is a decoder with a memory");
+  static_assert(!std::is_constructible_v<linattn::uncached_transformer<linattn::transformer<softmax>>,
+                                         linattn::transformer<softmax>, Index>,
+                "it would hold a temporary");
+}
+
+TEST(TransformerUncached, StatesOfARefusedStepStayWhatTheyWere) {
+  const auto model = some_model();
+  const linattn::uncached_transformer uncached(model, 5);
+  std::vector states(2, uncached.make_state());
+  auto ws = uncached.make_workspace(3);
+  row_matrix<double> out(2, outputs);
+  EXPECT_NE(refusal([&] { uncached.step(states, symbols(2), out.leftCols(3), ws); }), "");
+  const std::vector<Index> bad{1, 7};
+  EXPECT_NE(refusal([&] { uncached.step(states, bad, out, ws); }).find("symbol 7"), std::string::npos);
+  EXPECT_EQ(states[0].tokens(), 0);
+  uncached.forward_causal(states[1], symbols(5), out.row(1), ws);
+  EXPECT_NE(refusal([&] { uncached.step(states, symbols(2), out, ws); }).find("no room"), std::string::npos);
+  EXPECT_EQ(states[0].tokens(), 0);
+  EXPECT_EQ(states[1].tokens(), 5);
 }
 
 TEST(TransformerSoftmax, TokensWithoutRoomInTheCacheAreRefusedBeforeAnythingIsWritten) {

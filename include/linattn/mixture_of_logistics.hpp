@@ -42,8 +42,8 @@ class mixture_of_logistics {
 
   /// ln P(level) in nats. Throws for a row of another size than parameters(), and a level outside 0 ... levels() - 1.
   /// Numerics: in double; a relative error of 1e-11 of P where differences of sigmas cancel, else a few ulp, in the far
-  /// tails, too. NaN for a row with NaN or +inf logits. Cost: 6 exponentials and 4 logarithms a component, no
-  /// allocation.
+  /// tails, too. NaN for a row with a NaN, with logits of +inf or that are all -inf. Cost: 6 exponentials and 4
+  /// logarithms a component, no allocation.
   template <class Row>
   double log_likelihood(Row&& row, Eigen::Index level) const;
 

@@ -91,9 +91,9 @@ class softmax_workspace {
 /// kept instead of the keys: a step reads all of them again.
 ///
 /// Scalar      float or double: inputs, outputs, cache and sums.
-/// options     as linear_attention's (options.hpp): head_dim, value_dim, heads, shared heads. query_scale, by default
-/// 1,
-///             multiplies the usual 1/sqrt(D); query_scale = sqrt(D) gives exp(q.k).
+/// options     as linear_attention's (options.hpp): head_dim, value_dim, heads, shared heads. query_scale multiplies
+/// the
+///             usual 1/sqrt(D): sqrt(D) gives exp(q.k), 1 is the default.
 ///
 /// It stands where a transformer takes an attention: the same verbs, argument order, matrices (one token a row, heads
 /// side by side) and promises as linear_attention, the operator immutable and shared by threads, a state for each
@@ -134,7 +134,8 @@ class cached_softmax {
 
   /// max_tokens is the capacity of the states that make_state() makes; 0: make_state has to be given one. Throws when
   /// head_dim is missing, a size is below 1, head counts do not divide as options.hpp says, query_scale is not finite,
-  /// or for normalize = false and denominator policies, which have no meaning here.
+  /// or for normalize = false and denominator policies, which have no meaning here, and where a cache of max_tokens
+  /// would be beyond the address space.
   explicit cached_softmax(const options& o, Eigen::Index max_tokens = 0);
 
   Eigen::Index head_dim() const noexcept { return m_layout.head_dim; }             ///< D
@@ -204,6 +205,7 @@ class cached_softmax {
   void require_state(const char* function, const state_type& s, Eigen::Index more) const;
   void require_workspace(const char* function, const workspace_type& ws) const;
   void write(state_type& s, input k, input v) const noexcept;
+  bool is_countable(Eigen::Index heads, Eigen::Index tokens) const noexcept;
 
   detail::softmax_layout<Scalar> m_layout;
   Scalar m_scale = 1;

@@ -19,6 +19,7 @@
 #include <linattn/transformer_weights.hpp>
 
 #include <Eigen/Core>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,7 +64,8 @@ class transformer_state {
  public:
   transformer_state() = default;
 
-  Eigen::Index tokens() const noexcept { return m_tokens; }
+  /// Those that had keys, since it was made or reset; 0 of a default-made or moved-from one, which no call accepts.
+  Eigen::Index tokens() const noexcept { return m_layers.empty() ? 0 : m_tokens; }
   /// Back to a sequence without tokens; of a decoder, without a memory, too.
   void reset() noexcept {
     for (auto& s : m_layers) s.reset();
@@ -101,6 +103,7 @@ class transformer_workspace {
     buffer() = default;
     buffer(Eigen::Index rows, Eigen::Index n)
         : cols(n), stride(detail::round_up(n, detail::line<T>)), slab(rows * stride) {}
+    bool has(Eigen::Index n) const noexcept { return cols == n && !slab.empty(); }  // not moved from, either
     matrix_view<T> top(Eigen::Index rows) { return top(rows, cols); }
     matrix_view<T> top(Eigen::Index rows, Eigen::Index n) { return matrix_view<T>(slab.data(), rows, n, stride); }
 
@@ -139,7 +142,7 @@ class transformer_workspace {
 /// Cost: 2 (weights) flops a token, plus the attention's, and one reading of the weights for every 6 tokens or less (4
 /// with 16 registers) of a call. No call with a workspace allocates; one thread each.
 /// Errors: std::invalid_argument with both sizes, before anything is written, but of `step`, whose arguments are
-/// asserted in debug builds.
+/// asserted in debug builds: shapes, symbols, learned positions, and room in a softmax cache.
 template <class Attention, class CrossAttention = Attention>
 class transformer {
  public:
@@ -173,16 +176,20 @@ class transformer {
   /// Bytes of the packed weights that a token reads.
   Eigen::Index weight_bytes() const noexcept;
 
+  /// A sequence without tokens: state_bytes() of the attention for each layer, one allocation each, and in a decoder of
+  /// the cross-attention. Softmax needs its max_tokens for it.
   state_type make_state() const;
   /// For calls of up to `rows` tokens at once: `step` of so many sequences, `forward` of so long ones. forward_causal
-  /// takes any number of tokens, `rows` after `rows`.
+  /// takes any number of tokens, `rows` after `rows`. 2 F + H D + Hk D + Hv M + Ho M + feed-forward elements a row, and
+  /// a workspace and a state of the attention. Throws for less than 1 row.
   workspace_type make_workspace(Eigen::Index rows = 1) const;
 
   // Inputs x are symbols (N) of the embedding, or vectors (N, E). Outputs (N, outputs()), or (1, outputs()): the last
   // token's alone, which saves the head's product for the others. Of N tokens the first `keys` have keys and values;
   // the others, padding of a batch, see those and are seen by none. -1: all.
 
-  /// Causal, from the state on, which is left behind the last token that has a key: prefill.
+  /// Causal, from the state on, which is left behind the last token that has a key: prefill. Vectors x may be `out`,
+  /// row for row; otherwise the two have to be apart (asserted).
   void forward_causal(state_type& s, symbols x, output out, workspace_type& ws, Eigen::Index keys = -1) const {
     run_causal(s, x, out, ws, keys);
   }
@@ -192,8 +199,8 @@ class transformer {
   row_matrix<scalar> forward_causal(symbols x) const { return causal_of(x); }
   row_matrix<scalar> forward_causal(input x) const { return causal_of(x); }
 
-  /// Bidirectional: every token sees all that have keys. N <= ws.rows(). Not of a decoder, whose tokens come one by
-  /// one.
+  /// Bidirectional: every token sees all that have keys. N <= ws.rows(). Of attentions whose rule has a `forward`; not
+  /// of a decoder, whose tokens come one by one.
   void forward(symbols x, output out, workspace_type& ws, Eigen::Index keys = -1) const {
     run_bidirectional(x, out, ws, keys);
   }
@@ -228,6 +235,9 @@ class transformer {
   struct norm {
     row_vector<scalar> weight, bias;
   };
+  struct tables {
+    row_matrix<scalar> embedding, positions;
+  };
   struct self_layer {
     Attention attention;
     detail::dense<scalar> inputs, out, linear1, linear2;  // inputs: q, k, v and gates side by side
@@ -244,7 +254,7 @@ class transformer {
   bool fits(const state_type& s) const noexcept;
   bool fits(const workspace_type& ws) const noexcept;
   bool fits(symbols x, Eigen::Index row) const noexcept {
-    return x[std::size_t(row)] >= 0 && x[std::size_t(row)] < m_embedding.rows();
+    return x[std::size_t(row)] >= 0 && x[std::size_t(row)] < m_tables->embedding.rows();
   }
   bool fits(const input& x, Eigen::Index /*row*/) const noexcept { return x.cols() == m_input_width; }
   void check_state(const char* function, const state_type& s) const;
@@ -277,8 +287,7 @@ class transformer {
   transformer_options m_options;
   transformer_sizes m_sizes;
   Eigen::Index m_input_width = 0;
-  row_matrix<scalar> m_embedding;
-  row_matrix<scalar> m_positions;
+  std::shared_ptr<const tables> m_tables;
   std::vector<double> m_frequencies;  // of the sinusoids
   std::vector<self_layer> m_layers;
   std::vector<cross_layer> m_cross;  // of a decoder, one a layer

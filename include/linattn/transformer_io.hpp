@@ -21,7 +21,7 @@ template <class T>
 struct loaded_transformer {
   transformer_options options;
   transformer_weights<T> weights;
-  linattn::options attention;     ///< heads, head_dim, value_dim
+  linattn::options attention;     ///< sizes and numbers of heads; the rest of it stays what `options` have by default
   std::string attention_name;     ///< "elu_plus_one", "softmax", ...: which operator the weights were trained with
   safetensors_metadata metadata;  ///< all of it
 };
@@ -45,15 +45,19 @@ transformer_weights<T> load_transformer_weights(const safetensors_file& file, co
 /// | wiring | paper, post_norm, pre_norm | required |
 /// | activation | relu, gelu | required |
 /// | positions | none, sinusoid_added, sinusoid_concatenated, learned | none where it is missing |
-/// | heads, head_dim | numbers | required |
+/// | heads, head_dim | numbers from 1 on | required; their product is the rows of the first query projection |
+/// | key_heads, value_heads | numbers from 1 on | of shared heads (options.hpp); not given where they are missing |
+/// | input_width | a number from 1 on | E of vector inputs; F where it is missing |
+/// | norm_epsilon | a number above 0 | 1e-5 where it is missing |
 /// | attention | a name | as the file has it; "" where it is missing |
 ///
 /// Throws for other values, and as above.
 template <class T>
 loaded_transformer<T> load_transformer(const safetensors_file& file, const tensor_names& names = {});
 
-/// Writes what load_transformer reads, elements as `storage`; `metadata` is added to what `options` and `attention`
-/// give, and has to hold "attention".
+/// Writes what load_transformer reads, elements as `storage`: the weights, what is in the table above, which stands in
+/// `options`, `attention` and `attention_name`, and the other keys of `metadata`. How heads are shared, query_scale,
+/// normalize and denominator are not written: who makes the operator has to know them. Throws as save_safetensors does.
 template <class T>
 void save_transformer(const std::filesystem::path& path, const loaded_transformer<T>& model,
                       safetensors_dtype storage = safetensors_dtype::f32);

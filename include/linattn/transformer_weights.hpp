@@ -38,6 +38,7 @@ struct multi_head_weights {
   affine_weights<T> beta;       ///< (Hv, F), of rules that take one: beta = sigmoid(x weight^T + bias)
 };
 
+/// Of one layer, in the order in which they are used; wirings are those of transformer.hpp.
 template <class T>
 struct layer_weights {
   multi_head_weights<T> attention;
@@ -49,7 +50,7 @@ struct layer_weights {
   norm_weights<T> norm_feed_forward;
 };
 
-/// What is empty is not there.
+/// Of a whole model. What is empty is not there.
 template <class T>
 struct transformer_weights {
   row_matrix<T> embedding;  ///< (symbols, E); empty where inputs are vectors
@@ -166,7 +167,7 @@ transformer_sizes sizes_of(const transformer_weights<T>& w) {
 
 }  // namespace detail
 
-/// Weights of these sizes, all 0.
+/// Weights of these sizes, all 0: one allocation a tensor.
 template <class T>
 transformer_weights<T> make_transformer_weights(const transformer_sizes& n) {
   transformer_weights<T> w;

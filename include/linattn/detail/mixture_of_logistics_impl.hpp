@@ -73,7 +73,7 @@ inline double mixture_of_logistics::log_bin(Eigen::Index level, double mean, dou
   if (level == m_levels - 1) return -detail::softplus(lower);
   const double bin = detail::sigmoid(upper) - detail::sigmoid(lower);
   if (bin > detail::least_bin) return std::log(bin);
-  const double middle = x * inverse_scale;
+  const double middle = -std::abs(x * inverse_scale);  // either tail: at infinity, too, one of them is -inf
   return middle - log_scale - 2 * detail::softplus(middle) + std::log(2 * h);
 }
 
@@ -117,7 +117,10 @@ Eigen::Index mixture_of_logistics::sample(Row&& row, random_stream& random) cons
 
   const double u = random.uniform();
   const double logistic = detail::natural_logarithm(u) - detail::natural_logarithm(1 - u);
-  const double scale = detail::natural_exponential(detail::clamped_log_scale(at(2 * m_components + component)));
+  // Finite, so that with an infinite mean it makes no NaN.
+  const double scale =
+      std::min(detail::natural_exponential(detail::clamped_log_scale(at(2 * m_components + component))),
+               std::numeric_limits<double>::max());
   const double x = std::fma(scale, logistic, at(m_components + component));
   const double highest = static_cast<double>(m_levels - 1);
   const double nearest = std::round((x + 1) * (highest / 2));

@@ -3,6 +3,7 @@
 
 #include <linattn/softmax_cache.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -41,8 +42,20 @@ cached_softmax<Scalar>::cached_softmax(const options& o, Eigen::Index max_tokens
   if (max_tokens < 0) detail::refuse(name, "max_tokens is ", max_tokens, ", it must not be negative");
   m_layout.head_dim = head_dim;
   m_layout.value_dim = value_dim;
+  if (!is_countable(std::max(heads, value_heads), std::max(max_tokens, Eigen::Index(1)))) {
+    detail::refuse(name, std::max(heads, value_heads), " heads of ", head_dim, " coordinates and ", value_dim,
+                   " values are beyond the address space, for max_tokens ", max_tokens);
+  }
   m_layout.heads = detail::head_map<Eigen::Dynamic>(heads, key_heads, value_heads, o.sharing);
   m_scale = Scalar(o.query_scale / std::sqrt(double(head_dim)));
+}
+
+/// Whether the bytes of so many tokens, or of a workspace, are an Eigen::Index.
+template <class Scalar>
+bool cached_softmax<Scalar>::is_countable(Eigen::Index heads, Eigen::Index tokens) const noexcept {
+  const double padded_tokens = double(tokens) + double(detail::softmax_layout<Scalar>::tile);
+  const double elements = double(heads) * (double(head_dim()) + double(value_dim()) + 64) * padded_tokens;
+  return elements <= double(std::numeric_limits<Eigen::Index>::max()) / 64;
 }
 
 template <class Scalar>
@@ -51,9 +64,7 @@ auto cached_softmax<Scalar>::make_state(Eigen::Index capacity) const -> state_ty
     detail::refuse("make_state", "the capacity is ", capacity,
                    ", it must be at least 1: make_state(tokens), or cached_softmax<...> attn({...}, max_tokens)");
   }
-  // Every element must be countable.
-  const double elements = double(value_heads()) * (double(head_dim()) + double(value_dim()) + 64) * double(capacity);
-  if (elements > double(std::numeric_limits<Eigen::Index>::max()) / 64) {
+  if (!is_countable(value_heads(), capacity)) {
     detail::refuse("make_state", "a capacity of ", capacity, " tokens is beyond the address space");
   }
   return state_type(m_layout, capacity);

@@ -38,7 +38,9 @@ transformer<A, C>::transformer(const transformer_options& o, const transformer_w
     detail::refuse(function, Eigen::Index(cross.size()), " cross-attention operators for ", Eigen::Index(layers),
                    " layers");
   }
-  if (!(o.norm_epsilon > 0)) detail::refuse(function, "norm_epsilon is ", o.norm_epsilon, ", not above 0");
+  if (!(scalar(o.norm_epsilon) > 0)) {
+    detail::refuse(function, "norm_epsilon is ", o.norm_epsilon, ", in the model's type not above 0");
+  }
   const auto require_alike = [](const auto& all, const char* what) {
     for (const auto& a : all) {
       if (a.heads() != all[0].heads() || a.head_dim() != all[0].head_dim() || a.key_heads() != all[0].key_heads() ||
@@ -82,8 +84,7 @@ transformer<A, C>::transformer(const transformer_options& o, const transformer_w
   const auto norm_of = [](const norm_weights<scalar>& n) {
     return norm{n.weight, n.bias.size() > 0 ? n.bias : row_vector<scalar>::Zero(n.weight.size())};
   };
-  m_embedding = weights.embedding;
-  m_positions = weights.positions;
+  m_tables = std::make_shared<const tables>(tables{weights.embedding, weights.positions});
   for (std::size_t l = 0; l < layers; ++l) {
     const layer_weights<scalar>& w = weights.layers[l];
     const multi_head_weights<scalar>& a = w.attention;
@@ -125,7 +126,8 @@ void transformer<A, C>::check_sizes(const transformer_weights<scalar>& weights) 
   transformer_sizes with_all_biases = m_sizes;
   with_all_biases.biases = true;
   detail::visit_tensors(weights, with_all_biases, compare);
-  if (m_sizes.feed_forward == 0) wrong += "\n  layers.0.linear1.weight and layers.0.linear2.weight are missing";
+  if (m_sizes.feed_forward == 0 || m_sizes.width == 0)
+    wrong += "\n  layers.0.linear1.weight and layers.0.linear2.weight are missing";
   if (!wrong.empty()) {
     detail::refuse(function, "weights do not fit the first layer's width and the attention:", wrong);
   }
@@ -188,8 +190,8 @@ bool transformer<A, C>::fits(const state_type& s) const noexcept {
 }
 template <class A, class C>
 bool transformer<A, C>::fits(const workspace_type& ws) const noexcept {
-  return ws.m_x.cols == width() && ws.m_inputs.cols == most_inputs() && ws.m_outputs.cols == m_sizes.output_width &&
-         ws.m_hidden.cols == m_sizes.feed_forward && ws.m_cross.empty() == m_cross.empty();
+  return ws.m_x.has(width()) && ws.m_inputs.has(most_inputs()) && ws.m_outputs.has(m_sizes.output_width) &&
+         ws.m_hidden.has(m_sizes.feed_forward) && ws.m_cross.empty() == m_cross.empty();
 }
 
 template <class A, class C>
@@ -203,6 +205,7 @@ void transformer<A, C>::check_state(const char* function, const state_type& s) c
 template <class A, class C>
 void transformer<A, C>::check_workspace(const char* function, const workspace_type& ws) const {
   if (fits(ws)) return;
+  if (ws.m_x.slab.empty()) detail::refuse(function, "the workspace is moved from");
   detail::refuse(function, "the workspace has rows of ", ws.m_x.cols, ", ", ws.m_inputs.cols, ", ", ws.m_outputs.cols,
                  " and ", ws.m_hidden.cols, " columns", ws.m_cross.empty() ? "" : " and is a decoder's",
                  ", the model needs ", width(), ", ", most_inputs(), ", ", m_sizes.output_width, " and ",
@@ -230,9 +233,9 @@ Eigen::Index transformer<A, C>::check_call(const char* function, const X& x, Eig
   const Eigen::Index rows = count(x);
   if constexpr (std::is_same_v<X, symbols>) {
     for (Eigen::Index i = 0; i < rows; ++i) {
-      if (x[std::size_t(i)] >= 0 && x[std::size_t(i)] < m_embedding.rows()) continue;
+      if (x[std::size_t(i)] >= 0 && x[std::size_t(i)] < m_tables->embedding.rows()) continue;
       detail::refuse(function, "x has symbol ", x[std::size_t(i)], " at ", i, ", the embedding has ",
-                     m_embedding.rows());
+                     m_tables->embedding.rows());
     }
   } else if (x.cols() != m_input_width) {
     detail::refuse(function, "x is ", detail::shape_text{x.rows(), x.cols()}, ", but the model takes ", m_input_width,
@@ -243,9 +246,9 @@ Eigen::Index transformer<A, C>::check_call(const char* function, const X& x, Eig
                    detail::shape_text{rows, outputs()}, ", or the last of them ", detail::shape_text{1, outputs()});
   }
   if (keys < -1 || keys > rows) detail::refuse(function, keys, " keys are asked for, of ", rows, " tokens");
-  if (m_options.positions == position_encoding::learned && first + rows > m_positions.rows()) {
+  if (m_options.positions == position_encoding::learned && first + rows > m_tables->positions.rows()) {
     detail::refuse(function, "tokens up to number ", first + rows, ", but positions are learned for ",
-                   m_positions.rows());
+                   m_tables->positions.rows());
   }
   return keys < 0 ? rows : keys;
 }

@@ -1,6 +1,7 @@
 // How transformer.hpp's model runs: layers, whole sequences, tokens.
 #pragma once
 
+#include <linattn/detail/layer_checks.hpp>
 #include <linattn/detail/layer_functions.hpp>
 #include <linattn/transformer.hpp>
 
@@ -21,14 +22,14 @@ void transformer<A, C>::add_position(scalar* row, Eigen::Index position) const n
     case position_encoding::sinusoid_concatenated:
       return detail::sinusoid(position, m_frequencies.data(), row + m_input_width, width() - m_input_width, false);
     case position_encoding::learned:
-      for (Eigen::Index c = 0; c < width(); ++c) row[c] += m_positions(position, c);
+      for (Eigen::Index c = 0; c < width(); ++c) row[c] += m_tables->positions(position, c);
   }
 }
 
 /// Row `row` of x into a row of F, with what is known of its place.
 template <class A, class C>
 void transformer<A, C>::embed(symbols x, Eigen::Index row, scalar* to, Eigen::Index position) const noexcept {
-  const scalar* const from = m_embedding.data() + x[std::size_t(row)] * m_input_width;
+  const scalar* const from = m_tables->embedding.data() + x[std::size_t(row)] * m_input_width;
   std::copy(from, from + m_input_width, to);
   add_position(to, position);
 }
@@ -123,6 +124,9 @@ void transformer<A, C>::run_causal(state_type& s, const X& x, output out, worksp
   check_workspace(function, ws);
   const Eigen::Index with_keys = check_call(function, x, s.m_tokens, out, keys);
   detail::check_room(function, s.m_layers[0], with_keys);
+  if constexpr (std::is_same_v<X, input>) {
+    if (out.rows() == x.rows()) detail::assert_apart_or_same(x, out);  // one row is written when all of x was read
+  }
   for (std::size_t l = 0; l < m_cross.size(); ++l) {
     // No rows: a memory of another model is refused before layer 0 is written.
     m_cross[l].attention.read(s.m_memories[l], input(nullptr, 0, m_cross[l].query.outputs()),
@@ -235,7 +239,7 @@ void transformer<A, C>::run_step(std::span<state_type> states, const X& x, outpu
     LINATTN_ASSERT(fits(states[std::size_t(b)]) && "linattn::transformer::step: the state is of another model");
     LINATTN_ASSERT(fits(x, b) && "linattn::transformer::step: x has another width, or is no symbol of the embedding");
     Eigen::Index& tokens = states[std::size_t(b)].m_tokens;
-    LINATTN_ASSERT((m_positions.rows() == 0 || tokens < m_positions.rows()) &&
+    LINATTN_ASSERT((m_tables->positions.rows() == 0 || tokens < m_tables->positions.rows()) &&
                    "linattn::transformer::step: no position is learned for this token");
     embed(x, b, in.row(b), tokens);
     ++tokens;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -99,6 +100,16 @@ inline Eigen::Index metadata_number(const safetensors_metadata& metadata, std::s
   return number;
 }
 
+/// A number above 0, as JSON has them: the same in every locale.
+inline double metadata_positive(const safetensors_metadata& metadata, std::string_view key) {
+  const std::string& text = metadata_text(metadata, key);
+  const nlohmann::json number = nlohmann::json::parse(text, nullptr, false);
+  if (!number.is_number() || !(number.get<double>() > 0)) {
+    refuse("load_transformer", "the metadata say ", std::string(key), " = '", text, "', which is no number above 0");
+  }
+  return number.get<double>();
+}
+
 }  // namespace detail
 
 template <class T>
@@ -156,10 +167,22 @@ loaded_transformer<T> load_transformer(const safetensors_file& file, const tenso
   if (of.contains("input_width")) model.options.input_width = detail::metadata_number(of, "input_width");
   model.attention.heads = detail::metadata_number(of, "heads");
   model.attention.head_dim = detail::metadata_number(of, "head_dim");
+  if (of.contains("key_heads")) model.attention.key_heads = detail::metadata_number(of, "key_heads");
+  if (of.contains("value_heads")) model.attention.value_heads = detail::metadata_number(of, "value_heads");
+  if (of.contains("norm_epsilon")) model.options.norm_epsilon = detail::metadata_positive(of, "norm_epsilon");
   if (of.contains("attention")) model.attention_name = detail::metadata_text(of, "attention");
   model.weights = load_transformer_weights<T>(file, names);
-  const Eigen::Index values = detail::sizes_of(model.weights).value_width;
-  if (values % model.attention.heads == 0) model.attention.value_dim = values / model.attention.heads;
+  const transformer_sizes sizes = detail::sizes_of(model.weights);
+  linattn::options& attention = model.attention;
+  if (sizes.query_width % attention.heads != 0 || sizes.query_width / attention.heads != attention.head_dim) {
+    detail::refuse("load_transformer", "the metadata say heads = ", attention.heads,
+                   " and head_dim = ", attention.head_dim, ", but the first query projection has ", sizes.query_width,
+                   " rows");
+  }
+  const Eigen::Index value_heads = attention.value_heads > 0 ? attention.value_heads
+                                   : attention.key_heads > 0 ? attention.key_heads
+                                                             : attention.heads;
+  if (sizes.value_width % value_heads == 0) attention.value_dim = sizes.value_width / value_heads;
   return model;
 }
 
@@ -177,7 +200,15 @@ void save_transformer(const std::filesystem::path& path, const loaded_transforme
   metadata["wiring"] = word(detail::wiring_words, model.options.wiring);
   metadata["activation"] = word(detail::activation_words, model.options.activation);
   metadata["positions"] = word(detail::position_words, model.options.positions);
-  if (model.options.input_width > 0) metadata["input_width"] = std::to_string(model.options.input_width);
+  const auto number_if = [&](bool is_given, const char* key, const auto& value) {
+    metadata.erase(key);
+    if (is_given) metadata[key] = nlohmann::json(value).dump();
+  };
+  number_if(model.options.input_width > 0, "input_width", model.options.input_width);
+  number_if(model.options.norm_epsilon != transformer_options().norm_epsilon, "norm_epsilon",
+            model.options.norm_epsilon);
+  number_if(model.attention.key_heads > 0, "key_heads", model.attention.key_heads);
+  number_if(model.attention.value_heads > 0, "value_heads", model.attention.value_heads);
   metadata["heads"] = std::to_string(model.attention.heads);
   metadata["head_dim"] = std::to_string(model.attention.head_dim);
   metadata["attention"] = model.attention_name;
