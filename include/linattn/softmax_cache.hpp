@@ -43,15 +43,15 @@ class softmax_cache {
   Eigen::Index value_dim() const noexcept { return m_layout.value_dim; }
 
   /// Keys absorbed since it was made or reset, and how many it has room for; 0 of an empty one.
-  Eigen::Index tokens() const noexcept { return m_slab.size() == 0 ? 0 : m_tokens; }
-  Eigen::Index capacity() const noexcept { return m_slab.size() == 0 ? 0 : m_capacity; }
+  Eigen::Index tokens() const noexcept { return m_slab.empty() ? 0 : m_tokens; }
+  Eigen::Index capacity() const noexcept { return m_slab.empty() ? 0 : m_capacity; }
 
   /// Back to one just made, without a pass over its memory: what is not yet written is never read.
   void reset() noexcept { m_tokens = 0; }
 
   /// "(H heads, D coordinates, M values)" for messages, or that there is nothing.
   std::string sizes() const {
-    if (m_slab.size() == 0) return "empty (default-made or moved from)";
+    if (m_slab.empty()) return "empty (default-made or moved from)";
     return detail::sentence("(", heads(), " heads, ", head_dim(), " coordinates, ", value_dim(), " values)");
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <linattn/detail/activations.hpp>
+#include <linattn/detail/checks.hpp>
 #include <linattn/detail/registers.hpp>
 #include <linattn/gates.hpp>
 #include <linattn/matrix_view.hpp>
@@ -25,6 +26,16 @@ template <class Attention>
 concept takes_beta = requires(const typename Attention::inputs& x) {
   x.beta;
 };
+
+/// Room for n more tokens, where a state has room for so many only.
+template <class State>
+void check_room(const char* function, const State& s, Eigen::Index n) {
+  if constexpr (requires { s.capacity(); }) {
+    if (n > s.capacity() - s.tokens()) {
+      refuse(function, n, " tokens behind ", s.tokens(), " in a state with room for ", s.capacity());
+    }
+  }
+}
 
 /// Rows of (q, k, v, log-decays, betas), and the calls of an operator on them.
 template <class Attention>

@@ -213,18 +213,6 @@ void transformer<A, C>::check_workspace(const char* function, const workspace_ty
                  ": take it from this model's make_workspace()");
 }
 
-namespace detail {
-/// Room for n more tokens, where a state has room for so many only.
-template <class State>
-void check_room(const char* function, const State& s, Eigen::Index n) {
-  if constexpr (requires { s.capacity(); }) {
-    if (n > s.capacity() - s.tokens()) {
-      refuse(function, n, " tokens behind ", s.tokens(), " in a state with room for ", s.capacity());
-    }
-  }
-}
-}  // namespace detail
-
 /// Inputs and outputs of tokens first ... of a sequence. Returns how many have keys.
 template <class A, class C>
 template <class X>
