@@ -305,6 +305,7 @@ def plot(path, title, panels):
         f"set output '{path}'",
         f"set multiplot layout 1,{len(panels)} title '{title}'",
         "set grid",
+        "set key center right",
     ]
     for x_label, y_label, scale, lines in panels:
         script += [f"set xlabel '{x_label}'", f"set ylabel '{y_label}'", "unset logscale"]
