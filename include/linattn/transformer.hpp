@@ -139,8 +139,8 @@ class transformer_workspace {
 /// Laws, to rounding; each is a test: `step` over the tokens = `forward_causal`, however it is split, = the composition
 /// of the equations in double. A sequence of a batch is computed as if it were alone, bitwise.
 ///
-/// Cost: 2 (weights) flops a token, plus the attention's, and one reading of the weights for every 6 tokens or less (4
-/// with 16 registers) of a call. No call with a workspace allocates; one thread each.
+/// Cost: 2 flops a weight and token, plus the attention's, and one reading of the weights a call, of forward_causal for
+/// every ws.rows() tokens. No call with a workspace allocates; one thread each.
 /// Errors: std::invalid_argument with both sizes, before anything is written, but of `step`, whose arguments are
 /// asserted in debug builds: shapes, symbols, learned positions, and room in a softmax cache.
 template <class Attention, class CrossAttention = Attention>
