@@ -98,8 +98,10 @@ def train(model, data, options, name, augment=None):
         loss = functional.cross_entropy(logits.flatten(0, 1), batch.flatten())
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(model.weights.values()), 1.0)
-        optimiser.step()
+        if torch.isfinite(torch.nn.utils.clip_grad_norm_(list(model.weights.values()), 1.0)):
+            optimiser.step()
+        else:
+            print(f"{name}: step {step + 1} left out, its gradient is not finite", flush=True)
         losses.append(loss.item() / math.log(2))
         keep = min(options.average, (step + 1) / (step + 10))
         with torch.no_grad():
