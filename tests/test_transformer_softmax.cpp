@@ -177,6 +177,18 @@ TEST(TransformerSoftmax, TokensWithoutRoomInTheCacheAreRefusedBeforeAnythingIsWr
   EXPECT_NE(refusal([&] { model.forward(symbols(capacity + 1)); }).find("room for 30"), std::string::npos);
 }
 
+TEST(TransformerSoftmax, ALayerWithLessRoomThanTheFirstIsRefusedBeforeAnythingIsWritten) {
+  const auto model = some_model();
+  auto s = model.make_state();
+  auto ws = model.make_workspace(4);
+  const row_matrix<double> keys = support::normal_matrix<double>(capacity, heads * head_dim, 97);
+  model.attention(1).absorb(s.layers()[1], keys, keys);
+  row_matrix<double> out(1, outputs);
+  EXPECT_EQ(refusal([&] { model.forward_causal(s, symbols(1), out, ws); }),
+            "linattn::transformer::forward_causal: 1 tokens behind 30 in a state with room for 30");
+  EXPECT_EQ(s.layers()[0].tokens(), 0);
+}
+
 TEST(TransformerSoftmax, ADecoderReadsItsMemory) {
   const Index memory_width = 6;
   const auto w = some_weights(memory_width);

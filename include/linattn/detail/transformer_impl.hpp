@@ -123,7 +123,7 @@ void transformer<A, C>::run_causal(state_type& s, const X& x, output out, worksp
   check_state(function, s);
   check_workspace(function, ws);
   const Eigen::Index with_keys = check_call(function, x, s.m_tokens, out, keys);
-  detail::check_room(function, s.m_layers[0], with_keys);
+  for (const auto& layer : s.m_layers) detail::check_room(function, layer, with_keys);
   if constexpr (std::is_same_v<X, input>) {
     if (out.rows() == x.rows()) detail::assert_apart_or_same(x, out);  // one row is written when all of x was read
   }
@@ -208,7 +208,7 @@ void transformer<A, C>::absorb_memory(state_type& s, input memory, workspace_typ
     detail::refuse(function, "the memory is ", detail::shape_text{memory.rows(), memory.cols()},
                    ", but the model takes ", m_sizes.memory_width, " columns");
   }
-  detail::check_room(function, s.m_memories[0], memory.rows());
+  for (const auto& remembered : s.m_memories) detail::check_room(function, remembered, memory.rows());
   for (std::size_t l = 0; l < m_cross.size(); ++l) {
     const cross_layer& c = m_cross[l];
     const Eigen::Index keys = c.attention.key_heads() * c.attention.head_dim();
