@@ -323,9 +323,8 @@ class linear_attention {
   detail::engine<FeatureMap, Scalar, layout_type> engine() const noexcept {
     return {m_map, m_layout, m_query_scale, m_policy, m_normalizes};
   }
-  void require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols, Eigen::Index want_rows,
-               Eigen::Index count, Eigen::Index dim, const char* dim_name) const;
   void require_inputs(const char* function, input q, input k, input v, bool causal) const;
+  void require_keys(const char* function, input k, input v, const inputs& x) const;
   void require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws, bool causal) const;
   void require_read(const state_type& s, input q, output out, workspace_type& ws) const;
   static inputs no_inputs();
@@ -338,7 +337,8 @@ class linear_attention {
   template <class Inputs, class F>
   void for_each_input(const Inputs& x, const F& f) const;
   void require_rule_inputs(const char* function, const inputs& x, Eigen::Index tokens, output out = {}) const;
-  void require_state(const char* function, const state_type& s) const;
+  template <class State>
+  void require_state(const char* function, const State& s, const char* what = "state") const;
   void require_workspace(const char* function, workspace_type& ws) const;
   void require_gradient(const char* function, input q, input k, input v, const inputs& x, input dout, output dq,
                         output dk, output dv, const input_gradients& dx, workspace_type& ws, bool causal) const;
@@ -351,7 +351,8 @@ class linear_attention {
   void run_vjp(const engine_type& constants, const gradient_arguments& a, workspace_type& ws) const;
   void run_vjp_causal(const engine_type& constants, const gradient_arguments& a, const state_type* s0, state_type* ds,
                       workspace_type& ws) const;
-  bool fits(const state_type& s) const noexcept;
+  template <class State>
+  bool fits(const State& s) const noexcept;
   T* state_memory(const char* function, std::span<std::byte> memory) const;
   T* own_state(workspace_type& ws) const noexcept;
   void run_forward(T* slab, Eigen::Index position, input q, input k, input v, output out, workspace_type& ws) const;

@@ -198,8 +198,6 @@ class cached_softmax {
  private:
   detail::softmax_engine<Scalar> engine() const noexcept { return {m_layout, m_scale}; }
   bool fits(const state_type& s) const noexcept;
-  void require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols, Eigen::Index want_rows,
-               Eigen::Index count, Eigen::Index dim, const char* dim_name) const;
   void require_keys(const char* function, input k, input v, Eigen::Index rows) const;
   void require_queries(const char* function, input q, output out) const;
   void require_state(const char* function, const state_type& s, Eigen::Index more) const;

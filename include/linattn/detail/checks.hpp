@@ -77,5 +77,14 @@ template <class... Parts>
   std::abort();  // not reached: a pointer's type cannot say that its function does not return
 }
 
+/// Refuses a matrix that is not (tokens, count * dim), `dim` columns for each of `count` heads.
+template <class View>
+void require_shape(const char* function, const char* name, const View& x, Eigen::Index tokens, Eigen::Index count,
+                   Eigen::Index dim, const char* dim_name) {
+  if (x.rows() == tokens && x.cols() == count * dim) return;
+  refuse(function, name, " is ", shape_text{x.rows(), x.cols()}, ", expected ", shape_text{tokens, count * dim},
+         ": (tokens, heads * ", dim_name, " = ", count, " * ", dim, ")");
+}
+
 }  // namespace detail
 LINATTN_NAMESPACE_END

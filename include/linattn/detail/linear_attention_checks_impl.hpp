@@ -132,17 +132,8 @@ auto LINATTN_OPERATOR::attach_state(std::span<std::byte> memory) const -> state_
 // ---- checks ---------------------------------------------------------------------------------------------------------
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols,
-                               Eigen::Index want_rows, Eigen::Index count, Eigen::Index dim,
-                               const char* dim_name) const {
-  if (rows == want_rows && cols == count * dim) return;
-  detail::refuse(function, name, " is ", detail::shape_text{rows, cols}, ", expected ",
-                 detail::shape_text{want_rows, count * dim}, ": (tokens, heads * ", dim_name, " = ", count, " * ", dim,
-                 ")");
-}
-
-LINATTN_MEMBER
-bool LINATTN_OPERATOR::fits(const state_type& s) const noexcept {
+template <class State>
+bool LINATTN_OPERATOR::fits(const State& s) const noexcept {
   return !access::is_empty(s) && s.heads() == value_heads() && s.features() == features() &&
          s.value_dim() == value_dim();
 }
@@ -156,9 +147,10 @@ auto LINATTN_OPERATOR::state_memory(const char* function, std::span<std::byte> m
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::require_state(const char* function, const state_type& s) const {
+template <class State>
+void LINATTN_OPERATOR::require_state(const char* function, const State& s, const char* what) const {
   if (fits(s)) return;
-  detail::refuse(function, "the state is ", s, ", expected ",
+  detail::refuse(function, "the ", what, " is ", s, ", expected ",
                  detail::state_sizes{value_heads(), features(), value_dim()});
 }
 
@@ -172,16 +164,23 @@ void LINATTN_OPERATOR::require_workspace(const char* function, workspace_type& w
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_inputs(const char* function, input q, input k, input v, bool causal) const {
-  require(function, "q", q.rows(), q.cols(), q.rows(), heads(), head_dim(), "head_dim");
-  require(function, "k", k.rows(), k.cols(), causal ? q.rows() : k.rows(), key_heads(), head_dim(), "head_dim");
-  require(function, "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
+  detail::require_shape(function, "q", q, q.rows(), heads(), head_dim(), "head_dim");
+  detail::require_shape(function, "k", k, causal ? q.rows() : k.rows(), key_heads(), head_dim(), "head_dim");
+  detail::require_shape(function, "v", v, k.rows(), value_heads(), value_dim(), "value_dim");
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::require_keys(const char* function, input k, input v, const inputs& x) const {
+  detail::require_shape(function, "k", k, k.rows(), key_heads(), head_dim(), "head_dim");
+  detail::require_shape(function, "v", v, k.rows(), value_heads(), value_dim(), "value_dim");
+  require_rule_inputs(function, x, k.rows());
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_bulk(const char* function, input q, input k, input v, output out, workspace_type& ws,
                                     bool causal) const {
   require_inputs(function, q, k, v, causal);
-  require(function, "out", out.rows(), out.cols(), q.rows(), output_heads(), value_dim(), "value_dim");
+  detail::require_shape(function, "out", out, q.rows(), output_heads(), value_dim(), "value_dim");
   require_workspace(function, ws);
   LINATTN_ASSERT(!detail::overlap(out, q) && !detail::overlap(out, k) && !detail::overlap(out, v) &&
                  "linattn: the output overlaps an input");
@@ -255,7 +254,7 @@ void LINATTN_OPERATOR::require_rule_inputs(const char* function, const inputs& x
     if (view.data() == nullptr && tokens > 0) {
       detail::refuse(function, "the update rule's input ", name, " is not given");
     }
-    require(function, name, view.rows(), view.cols(), tokens, value_heads(), columns, columns_name);
+    detail::require_shape(function, name, view, tokens, value_heads(), columns, columns_name);
     LINATTN_ASSERT(!detail::overlap(out, view) && "linattn: the output overlaps an input of the update rule");
   });
 }

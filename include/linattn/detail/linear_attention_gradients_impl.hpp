@@ -53,20 +53,20 @@ void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, 
   require_differentiable(function);
   require_inputs(function, q, k, v, causal);
   require_rule_inputs(function, x, k.rows());
-  require(function, "dout", dout.rows(), dout.cols(), q.rows(), heads(), value_dim(), "value_dim");
-  require(function, "dq", dq.rows(), dq.cols(), q.rows(), heads(), head_dim(), "head_dim");
-  require(function, "dk", dk.rows(), dk.cols(), k.rows(), heads(), head_dim(), "head_dim");
-  require(function, "dv", dv.rows(), dv.cols(), k.rows(), heads(), value_dim(), "value_dim");
+  detail::require_shape(function, "dout", dout, q.rows(), heads(), value_dim(), "value_dim");
+  detail::require_shape(function, "dq", dq, q.rows(), heads(), head_dim(), "head_dim");
+  detail::require_shape(function, "dk", dk, k.rows(), heads(), head_dim(), "head_dim");
+  detail::require_shape(function, "dv", dv, k.rows(), heads(), value_dim(), "value_dim");
   output dlog_decay, dbeta;
   if constexpr (requires { dx.log_decay; }) dlog_decay = dx.log_decay;
   if constexpr (requires { dx.beta; }) dbeta = dx.beta;
   if (dlog_decay.data() != nullptr) {
     constexpr bool per_feature = rule.decay == decay_kind::per_feature;
-    require(function, "the gradient of log_decay", dlog_decay.rows(), dlog_decay.cols(), k.rows(), heads(),
-            per_feature ? features() : 1, per_feature ? "features" : "one decay");
+    detail::require_shape(function, "the gradient of log_decay", dlog_decay, k.rows(), heads(),
+                          per_feature ? features() : 1, per_feature ? "features" : "one decay");
   }
   if (dbeta.data() != nullptr) {
-    require(function, "the gradient of beta", dbeta.rows(), dbeta.cols(), k.rows(), heads(), 1, "one beta");
+    detail::require_shape(function, "the gradient of beta", dbeta, k.rows(), heads(), 1, "one beta");
   }
   require_workspace(function, ws);
   const output outputs[] = {dq, dk, dv, dlog_decay, dbeta};

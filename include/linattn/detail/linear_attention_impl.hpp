@@ -121,9 +121,7 @@ row_matrix<Scalar> LINATTN_OPERATOR::forward_causal(input q, input k, input v) c
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::absorb(state_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
-  require("absorb", "k", k.rows(), k.cols(), k.rows(), key_heads(), head_dim(), "head_dim");
-  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
-  require_rule_inputs("absorb", x, k.rows());
+  require_keys("absorb", k, v, x);
   require_state("absorb", s);
   require_workspace("absorb", ws);
   engine().template pass<detail::half_block, detail::writes_only>(
@@ -156,14 +154,8 @@ auto LINATTN_OPERATOR::make_segment(Eigen::Index first_position) const -> segmen
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x, workspace_type& ws) const {
-  require("absorb", "k", k.rows(), k.cols(), k.rows(), key_heads(), head_dim(), "head_dim");
-  require("absorb", "v", v.rows(), v.cols(), k.rows(), value_heads(), value_dim(), "value_dim");
-  require_rule_inputs("absorb", x, k.rows());
-  if (access::is_empty(s) || s.heads() != m_layout.state.heads || s.features() != features() ||
-      s.value_dim() != value_dim()) {
-    detail::refuse("absorb", "the segment is ", s, ", expected ",
-                   detail::state_sizes{m_layout.state.heads, features(), value_dim()});
-  }
+  require_keys("absorb", k, v, x);
+  require_state("absorb", s, "segment");
   require_workspace("absorb", ws);
   // X as any state; A, block by block, as the states that begin with columns of the identity and are written no value.
   auto* const zeros = reinterpret_cast<Scalar*>(access::slab(ws).data() + m_layout.own_state());
@@ -186,8 +178,8 @@ void LINATTN_OPERATOR::absorb(segment_type& s, input k, input v, const inputs& x
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_read(const state_type& s, input q, output out, workspace_type& ws) const {
-  require("read", "q", q.rows(), q.cols(), q.rows(), heads(), head_dim(), "head_dim");
-  require("read", "out", out.rows(), out.cols(), q.rows(), output_heads(), value_dim(), "value_dim");
+  detail::require_shape("read", "q", q, q.rows(), heads(), head_dim(), "head_dim");
+  detail::require_shape("read", "out", out, q.rows(), output_heads(), value_dim(), "value_dim");
   require_state("read", s);
   require_workspace("read", ws);
   LINATTN_ASSERT(!detail::overlap(out, q) && "linattn: the output overlaps an input");

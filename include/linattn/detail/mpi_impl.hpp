@@ -125,20 +125,12 @@ void together(const ranks& r, const char* function, Eigen::Index bytes, const F&
 
 // ---- checks: of what the local work does not look at, with the sentences of the verbs -------------------------------
 
-template <class T>
-void require(const char* function, const char* name, const matrix_view<T>& x, Eigen::Index rows, Eigen::Index heads,
-             Eigen::Index dim, const char* dim_name) {
-  if (x.rows() == rows && x.cols() == heads * dim) return;
-  detail::refuse(function, name, " is ", detail::shape_text{x.rows(), x.cols()}, ", expected ",
-                 detail::shape_text{rows, heads * dim}, ": (tokens, heads * ", dim_name, " = ", heads, " * ", dim, ")");
-}
-
 template <class Attention>
 void require_tokens(const char* function, const Attention& attn, typename Attention::input q,
                     typename Attention::input k, typename Attention::input v, bool causal) {
-  require(function, "q", q, q.rows(), attn.heads(), attn.head_dim(), "head_dim");
-  require(function, "k", k, causal ? q.rows() : k.rows(), attn.key_heads(), attn.head_dim(), "head_dim");
-  require(function, "v", v, k.rows(), attn.value_heads(), attn.value_dim(), "value_dim");
+  detail::require_shape(function, "q", q, q.rows(), attn.heads(), attn.head_dim(), "head_dim");
+  detail::require_shape(function, "k", k, causal ? q.rows() : k.rows(), attn.key_heads(), attn.head_dim(), "head_dim");
+  detail::require_shape(function, "v", v, k.rows(), attn.value_heads(), attn.value_dim(), "value_dim");
 }
 
 template <class Attention>
@@ -147,13 +139,13 @@ void require_input_gradients(const char* function, const Attention& attn, const 
   if constexpr (requires { dx.log_decay; }) {
     constexpr bool per_feature = Attention::rule.decay == decay_kind::per_feature;
     if (dx.log_decay.data() != nullptr) {
-      require(function, "the gradient of log_decay", dx.log_decay, tokens, attn.value_heads(),
-              per_feature ? attn.features() : 1, per_feature ? "features" : "one decay");
+      detail::require_shape(function, "the gradient of log_decay", dx.log_decay, tokens, attn.value_heads(),
+                            per_feature ? attn.features() : 1, per_feature ? "features" : "one decay");
     }
   }
   if constexpr (requires { dx.beta; }) {
     if (dx.beta.data() != nullptr) {
-      require(function, "the gradient of beta", dx.beta, tokens, attn.value_heads(), 1, "one beta");
+      detail::require_shape(function, "the gradient of beta", dx.beta, tokens, attn.value_heads(), 1, "one beta");
     }
   }
 }
@@ -233,7 +225,7 @@ void forward_causal(const ranks& r, const Attention& attn, typename Attention::s
   auto mine = mpi_detail::make_part(attn, 0);
   mpi_detail::together(r, name, Eigen::Index(mpi_detail::bytes_of(mine)), [&] {
     mpi_detail::require_tokens(name, attn, q, k, v, true);
-    mpi_detail::require(name, "out", out, q.rows(), attn.output_heads(), attn.value_dim(), "value_dim");
+    detail::require_shape(name, "out", out, q.rows(), attn.output_heads(), attn.value_dim(), "value_dim");
     mine = mpi_detail::absorbed(r, attn, s, before, k, v, x, ws);
   });
   s = mpi_detail::scanned(r.ascending(), r.is_first(), attn, mine, s, before);
@@ -256,7 +248,7 @@ void forward(const ranks& r, const Attention& attn, typename Attention::state_ty
     auto mine = mpi_detail::make_part(attn, 0);
     mpi_detail::together(r, name, Eigen::Index(mpi_detail::bytes_of(mine)), [&] {
       mpi_detail::require_tokens(name, attn, q, k, v, false);
-      mpi_detail::require(name, "out", out, q.rows(), attn.output_heads(), attn.value_dim(), "value_dim");
+      detail::require_shape(name, "out", out, q.rows(), attn.output_heads(), attn.value_dim(), "value_dim");
       mine = mpi_detail::absorbed(r, attn, s, before, k, v, {}, ws);
     });
     s = attn.make_state(all.first_position);
@@ -282,10 +274,10 @@ void vjp_causal(const ranks& r, const Attention& attn, const typename Attention:
   const auto bytes = Eigen::Index(mpi_detail::bytes_of(mine));
   mpi_detail::together(r, name, bytes, [&] {
     mpi_detail::require_tokens(name, attn, q, k, v, true);
-    mpi_detail::require(name, "dout", dout, q.rows(), attn.heads(), attn.value_dim(), "value_dim");
-    mpi_detail::require(name, "dq", dq, q.rows(), attn.heads(), attn.head_dim(), "head_dim");
-    mpi_detail::require(name, "dk", dk, q.rows(), attn.key_heads(), attn.head_dim(), "head_dim");
-    mpi_detail::require(name, "dv", dv, q.rows(), attn.value_heads(), attn.value_dim(), "value_dim");
+    detail::require_shape(name, "dout", dout, q.rows(), attn.heads(), attn.value_dim(), "value_dim");
+    detail::require_shape(name, "dq", dq, q.rows(), attn.heads(), attn.head_dim(), "head_dim");
+    detail::require_shape(name, "dk", dk, q.rows(), attn.key_heads(), attn.head_dim(), "head_dim");
+    detail::require_shape(name, "dv", dv, q.rows(), attn.value_heads(), attn.value_dim(), "value_dim");
     mpi_detail::require_input_gradients(name, attn, dx, q.rows());
     mine = mpi_detail::absorbed(r, attn, s0, before, k, v, x, ws);
   });

@@ -84,25 +84,15 @@ bool cached_softmax<Scalar>::fits(const state_type& s) const noexcept {
 }
 
 template <class Scalar>
-void cached_softmax<Scalar>::require(const char* function, const char* name, Eigen::Index rows, Eigen::Index cols,
-                                     Eigen::Index want_rows, Eigen::Index count, Eigen::Index dim,
-                                     const char* dim_name) const {
-  if (rows == want_rows && cols == count * dim) return;
-  detail::refuse(function, name, " is ", detail::shape_text{rows, cols}, ", expected ",
-                 detail::shape_text{want_rows, count * dim}, ": (tokens, heads * ", dim_name, " = ", count, " * ", dim,
-                 ")");
-}
-
-template <class Scalar>
 void cached_softmax<Scalar>::require_keys(const char* function, input k, input v, Eigen::Index rows) const {
-  require(function, "k", k.rows(), k.cols(), rows, key_heads(), head_dim(), "head_dim");
-  require(function, "v", v.rows(), v.cols(), rows, value_heads(), value_dim(), "value_dim");
+  detail::require_shape(function, "k", k, rows, key_heads(), head_dim(), "head_dim");
+  detail::require_shape(function, "v", v, rows, value_heads(), value_dim(), "value_dim");
 }
 
 template <class Scalar>
 void cached_softmax<Scalar>::require_queries(const char* function, input q, output out) const {
-  require(function, "q", q.rows(), q.cols(), q.rows(), heads(), head_dim(), "head_dim");
-  require(function, "out", out.rows(), out.cols(), q.rows(), output_heads(), value_dim(), "value_dim");
+  detail::require_shape(function, "q", q, q.rows(), heads(), head_dim(), "head_dim");
+  detail::require_shape(function, "out", out, q.rows(), output_heads(), value_dim(), "value_dim");
   LINATTN_ASSERT(!detail::overlap(out, q) && "linattn: the output overlaps an input");
 }
 
@@ -214,7 +204,7 @@ void cached_softmax<Scalar>::read(const state_type& s, input q, output out, work
   require_queries("read", q, out);
   require_state("read", s, 0);
   require_workspace("read", ws);
-  require("read", "log_sums", log_sums.rows(), log_sums.cols(), q.rows(), output_heads(), 1, "one sum");
+  detail::require_shape("read", "log_sums", log_sums, q.rows(), output_heads(), 1, "one sum");
   LINATTN_ASSERT(!detail::overlap(log_sums, q) && !detail::overlap(log_sums, out) &&
                  "linattn: log_sums overlaps an input or the output");
   engine().read(s.m_slab.data(), s.m_capacity, {s.m_tokens, 0}, q, out, ws.m_slab.data(), log_sums);
