@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The README's charts and the tables under them, from committed figures. Needs gnuplot (gnuplot-nox on Debian).
+"""The README's charts and the tables under them and in a guide, from committed figures. Needs gnuplot (gnuplot-nox on Debian).
 
-  benchmarks/charts.py             draws data/*.svg and rewrites README.md between its marks
+  benchmarks/charts.py             draws data/*.svg and rewrites README.md and the guide between their marks
   benchmarks/charts.py --check     draws into memory and compares byte for byte; exits with 1 when anything differs
   benchmarks/charts.py --measure   first measures anew: runs bench_roofline, bench_vs_softmax, bench_approximation and
                                    bench_cost of build/release (or of the directory that follows), twelve minutes
@@ -30,6 +30,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data"
 README = ROOT / "README.md"
+GUIDE = ROOT / "examples" / "guides" / "measurements.md"
 PROGRAMS = {"roofline": "bench_roofline", "vs_softmax": "bench_vs_softmax"}
 
 LEVEL_COLOURS = {"L1": "#1b7837", "L2": "#2166ac", "L3": "#b35806", "DRAM": "#b2182b"}
@@ -395,33 +396,33 @@ def speed(text, roofline, softmax):
     return between_marks(text, "charts", paragraphs)
 
 
-def closeness(text, data):
+def approximation_table(text, data):
     settings = [(16, 0.5), (32, 0.5), (64, 0.5), (16, 1), (64, 1)]
     features = 1024
-
-    def median(name, d, sigma):
-        return approximation(data, name, "orthogonal", d, sigma)[features][1]
-
     rows = [[f"C = {features:,}, orthogonal", *(f"D = {d}, sigma = {sigma}" for d, sigma in settings)],
-            *([f"`{name}`", *(number(median(name, *at)) for at in settings)] for name in APPROXIMATIONS),
+            *([f"`{name}`", *(number(median_error(data, name, features, *at)) for at in settings)]
+              for name in APPROXIMATIONS),
             ["the mean of all v", *(number(mean_of_v(data, *at)) for at in settings)]]
+    return between_marks(text, "approximation", [table_of(rows)])
+
+
+def median_error(data, name, features, d, sigma):
+    return approximation(data, name, "orthogonal", d, sigma)[features][1]
+
+
+def closeness(text, data):
+    features = 1024
     paragraphs = [
         "![Error against C for four random maps](benchmarks/data/approximation.svg)",
-        table_of(rows),
         f"""Relative error |out - want| / |want| of the output against softmax attention, normalised, N = {data['N']}, q
         and k ~ N(0, sigma²), v ~ N(0, 1): medians over seeds 1 to 15, none left out, in the chart with quartiles as
-        bands; dashed with independent instead of orthogonal directions. `gerf` has the optimal A for the data. Errors
-        fall as 1/√C.""",
-        f"""Random features fail where logits are large. A weight's relative variance is (exp(|q' + k'|²) - 1) / C for
-        `positive_random`, q' = q/D^¼, and |q' + k'|² is 2 sigma² √D on average: at D = 64 exp(4) = 55 for sigma = 0.5,
-        which a thousand features bring down, but exp(16) = 9 million for sigma = 1, where no practical number of them
-        helps: every map is then further off than zeros, and the signed features of `random_fourier` divide by
-        denominators around 0, many of them below. Small inputs are no proof of much, either: softmax hardly tells keys
-        apart there, and the mean of all v is as close at D = 64, sigma = 0.5
-        ({number(mean_of_v(data, 64, 0.5))}) as `positive_random` with {features:,} features
-        ({number(median("positive_random", 64, 0.5))}). `build/release/benchmarks/bench_approximation` prints these
-        figures and those of the other random maps, with independent directions, too: two minutes.
-        [08_softmax_approximation](examples/08_softmax_approximation.cpp) is the same on one screen.""",
+        bands; dashed with independent instead of orthogonal directions. Errors fall as 1/√C, but random features fail
+        where logits are large: a weight's relative variance is (exp(|q' + k'|²) - 1) / C for `positive_random`,
+        q' = q/D^¼, and at D = 64, sigma = 1 that exp is 9 million on average: no practical number of features helps,
+        and every map is further off than zeros. Small inputs are no proof of much, either: at D = 64, sigma = 0.5 the
+        mean of all v is as close ({number(mean_of_v(data, 64, 0.5))}) as `positive_random` with {features:,} features
+        ({number(median_error(data, "positive_random", features, 64, 0.5))}). `build/release/benchmarks/bench_approximation` prints this and
+        more in two minutes.""",
     ]
     return between_marks(text, "approximation", paragraphs)
 
@@ -471,10 +472,8 @@ def drawn_by(svg):
     return f"gnuplot {found[1]} patchlevel {found[2]}" if found else "nothing"
 
 
-def check(drawings, text):
-    wrong = []
-    if README.read_text() != text:
-        wrong.append("README.md")
+def check(drawings, texts):
+    wrong = [str(path.relative_to(ROOT)) for path, text in texts.items() if path.read_text() != text]
     compared = "tables and charts agree"
     version = "no gnuplot"
     if shutil.which("gnuplot"):
@@ -504,12 +503,14 @@ def main():
     costs = json.loads((DATA / "cost.json").read_text())
     drawings = {"roofline": roofline_script(roofline), "crossover": crossover_script(softmax),
                 "approximation": approximation_script(errors), "cost": cost_script(costs)}
-    text = cost(closeness(speed(README.read_text(), roofline, softmax), errors), costs)
+    texts = {README: cost(closeness(speed(README.read_text(), roofline, softmax), errors), costs),
+             GUIDE: approximation_table(GUIDE.read_text(), errors)}
     if arguments.check:
-        return check(drawings, text)
+        return check(drawings, texts)
     for name, script in drawings.items():
         (DATA / f"{name}.svg").write_text(gnuplot(script))
-    README.write_text(text)
+    for path, text in texts.items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":
