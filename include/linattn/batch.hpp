@@ -51,6 +51,7 @@ void forward_causal(const Attention& attn, std::type_identity_t<batch_states<Att
                     batch_input<Attention> q, batch_input<Attention> k, batch_input<Attention> v,
                     const batch_inputs<Attention>& x, batch_output<Attention> out, workspaces<Attention> ws,
                     const Executor& executor = {}, const batch_options<Attention>& o = {});
+/// The same for a rule that takes no inputs.
 template <class Attention, executor Executor = sequential>
 void forward_causal(const Attention& attn, std::type_identity_t<batch_states<Attention>> states,
                     batch_input<Attention> q, batch_input<Attention> k, batch_input<Attention> v,
@@ -70,20 +71,23 @@ template <class Attention, executor Executor = sequential>
 void step(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> q,
           batch_input<Attention> k, batch_input<Attention> v, const batch_inputs<Attention>& x,
           batch_output<Attention> out, workspaces<Attention> ws, const Executor& executor = {});
+/// The same for a rule that takes no inputs.
 template <class Attention, executor Executor = sequential>
 void step(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> q,
           batch_input<Attention> k, batch_input<Attention> v, batch_output<Attention> out, workspaces<Attention> ws,
           const Executor& executor = {});
 
-/// The keys' half of `forward`, into states, and the queries' half, out of them. 2 N C M flops a head each.
+/// The keys' half of `forward`, into states. 2 N C M flops a head.
 template <class Attention, executor Executor = sequential>
 void absorb(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> k,
             batch_input<Attention> v, const batch_inputs<Attention>& x, workspaces<Attention> ws,
             const Executor& executor = {}, const batch_options<Attention>& o = {});
+/// The same for a rule that takes no inputs.
 template <class Attention, executor Executor = sequential>
 void absorb(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> k,
             batch_input<Attention> v, workspaces<Attention> ws, const Executor& executor = {},
             const batch_options<Attention>& o = {});
+/// The queries' half of `forward`, out of states. 2 N C M flops a head.
 template <class Attention, executor Executor = sequential>
 void read(const Attention& attn, std::type_identity_t<batch_states<Attention>> states, batch_input<Attention> q,
           batch_output<Attention> out, workspaces<Attention> ws, const Executor& executor = {},

@@ -52,15 +52,19 @@ struct batch_options {
   std::span<typename Attention::state_type> segments = {};
 };
 
-/// The argument types of the verbs below.
+/// What the verbs of batch.hpp read rows from.
 template <class Attention>
 using batch_input = batch_view<const typename Attention::scalar>;
+/// What they write them to.
 template <class Attention>
 using batch_output = batch_view<typename Attention::scalar>;
+/// What the rule takes beside q, k and v.
 template <class Attention>
 using batch_inputs = typename Attention::update_rule_type::template inputs<batch_input<Attention>>;
+/// Where gradients with respect to that go.
 template <class Attention>
 using batch_input_gradients = typename Attention::update_rule_type::template inputs<batch_output<Attention>>;
+/// As many as tasks may run at once.
 template <class Attention>
 using workspaces = std::span<typename Attention::workspace_type>;
 

@@ -29,12 +29,14 @@ template <class T>
 class batch_view {
  public:
   using value_type = std::remove_const_t<T>;
+  /// How many there are.
   struct sizes {
     Eigen::Index sequences = 0;  ///< B
     Eigen::Index tokens = 0;     ///< N, of each
     Eigen::Index heads = 0;      ///< H
     Eigen::Index dim = 0;        ///< D
   };
+  /// From one to the next, in elements.
   struct strides {
     Eigen::Index sequence = 0;
     Eigen::Index token = 0;

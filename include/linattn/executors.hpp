@@ -68,6 +68,7 @@ class first_exception {
 };
 }  // namespace detail
 
+/// For constraining code of your own: `E` can run tasks, as the comment above says.
 template <class E>
 concept executor = requires(const E& e, const detail::any_task& f) {
   e.parallel_for(Eigen::Index(), f);

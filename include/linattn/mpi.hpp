@@ -85,14 +85,17 @@ void forward_causal(const ranks& r, const Attention& attn, typename Attention::s
                     typename Attention::input q, typename Attention::input k, typename Attention::input v,
                     const typename Attention::inputs& x, typename Attention::output out,
                     typename Attention::workspace_type& ws);
+/// The same from no state, and to none.
 template <class Attention>
 void forward_causal(const ranks& r, const Attention& attn, typename Attention::input q, typename Attention::input k,
                     typename Attention::input v, const typename Attention::inputs& x, typename Attention::output out,
                     typename Attention::workspace_type& ws);
+/// The same for a rule that takes no inputs.
 template <class Attention>
 void forward_causal(const ranks& r, const Attention& attn, typename Attention::state_type& s,
                     typename Attention::input q, typename Attention::input k, typename Attention::input v,
                     typename Attention::output out, typename Attention::workspace_type& ws);
+/// The same with neither.
 template <class Attention>
 void forward_causal(const ranks& r, const Attention& attn, typename Attention::input q, typename Attention::input k,
                     typename Attention::input v, typename Attention::output out,
@@ -105,6 +108,7 @@ template <class Attention>
 void forward(const ranks& r, const Attention& attn, typename Attention::state_type& s, typename Attention::input q,
              typename Attention::input k, typename Attention::input v, typename Attention::output out,
              typename Attention::workspace_type& ws);
+/// The same from no state, and to none.
 template <class Attention>
 void forward(const ranks& r, const Attention& attn, typename Attention::input q, typename Attention::input k,
              typename Attention::input v, typename Attention::output out, typename Attention::workspace_type& ws);
@@ -125,18 +129,21 @@ void vjp_causal(const ranks& r, const Attention& attn, const typename Attention:
                 typename Attention::output dq, typename Attention::output dk, typename Attention::output dv,
                 const typename Attention::input_gradients& dx, typename Attention::workspace_type& ws,
                 typename Attention::parameter_gradient* dmap = nullptr);
+/// The same from no state, and to none.
 template <class Attention>
 void vjp_causal(const ranks& r, const Attention& attn, typename Attention::input q, typename Attention::input k,
                 typename Attention::input v, const typename Attention::inputs& x, typename Attention::input dout,
                 typename Attention::output dq, typename Attention::output dk, typename Attention::output dv,
                 const typename Attention::input_gradients& dx, typename Attention::workspace_type& ws,
                 typename Attention::parameter_gradient* dmap = nullptr);
+/// The same for a rule that takes no inputs.
 template <class Attention>
 void vjp_causal(const ranks& r, const Attention& attn, const typename Attention::state_type& s0,
                 typename Attention::input q, typename Attention::input k, typename Attention::input v,
                 typename Attention::input dout, typename Attention::state_type& ds, typename Attention::output dq,
                 typename Attention::output dk, typename Attention::output dv, typename Attention::workspace_type& ws,
                 typename Attention::parameter_gradient* dmap = nullptr);
+/// The same with neither.
 template <class Attention>
 void vjp_causal(const ranks& r, const Attention& attn, typename Attention::input q, typename Attention::input k,
                 typename Attention::input v, typename Attention::input dout, typename Attention::output dq,

@@ -114,6 +114,7 @@ struct safetensors_entry {
 template <class T = float>
 void save_safetensors(std::ostream& to, const std::vector<safetensors_entry<T>>& tensors,
                       const safetensors_metadata& metadata = {}, safetensors_dtype storage = safetensors_dtype::f32);
+/// The same, to a path.
 template <class T = float>
 void save_safetensors(const std::filesystem::path& to, const std::vector<safetensors_entry<T>>& tensors,
                       const safetensors_metadata& metadata = {}, safetensors_dtype storage = safetensors_dtype::f32);

@@ -78,6 +78,7 @@ void save(const Operator& attn, const typename Operator::state_type& s, std::spa
   }
   record.write(s, reinterpret_cast<char*>(to.data()));
 }
+/// The same, to a stream.
 template <class Operator>
 requires requires { typename Operator::state_type; }
 void save(const Operator& attn, const typename Operator::state_type& s, std::ostream& to) {
@@ -109,6 +110,7 @@ void load(const Operator& attn, typename Operator::state_type& s, std::span<cons
   record.require_rest(header, payload);
   record.read(payload, s);
 }
+/// The same, from a stream.
 template <class Operator>
 requires requires { typename Operator::state_type; }
 void load(const Operator& attn, typename Operator::state_type& s, std::istream& from) {

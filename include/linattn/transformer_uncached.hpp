@@ -40,6 +40,7 @@ class uncached_transformer {
     std::vector<Eigen::Index> m_symbols;
     Eigen::Index m_tokens = 0;
   };
+  /// Scratch for one thread: all tokens of a sequence, and the states they go through.
   class workspace_type {
    private:
     friend class uncached_transformer;

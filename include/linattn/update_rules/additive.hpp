@@ -14,6 +14,7 @@ LINATTN_NAMESPACE_BEGIN
 /// streams longer than that (six minutes of one token per 48 kHz audio sample).
 struct additive {
   static constexpr rule_traits traits{.normalizes = true};
+  /// It takes nothing beside q, k and v.
   template <class View>
   struct inputs {};
 };

@@ -25,6 +25,7 @@ LINATTN_NAMESPACE_BEGIN
 /// much. Sources: Sun et al., Retentive Network, 2023; Qin et al., Lightning Attention-2, 2024.
 struct decay {
   static constexpr rule_traits traits{.decay = decay_kind::per_head, .fixed_decay = true};
+  /// It takes nothing beside q, k and v.
   template <class View>
   struct inputs {};
 

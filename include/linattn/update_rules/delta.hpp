@@ -19,6 +19,7 @@ LINATTN_NAMESPACE_BEGIN
 /// al., Parallelizing Linear Transformers with the Delta Rule, 2024.
 struct delta {
   static constexpr rule_traits traits{.corrects = correction::delta};
+  /// What it takes beside q, k and v.
   template <class View>
   struct inputs {
     View beta;  ///< (N, H)
@@ -36,6 +37,7 @@ template <decay_kind Decay = decay_kind::per_head>
 struct gated_delta {
   static_assert(Decay != decay_kind::none, "linattn: without decay this rule is linattn::delta");
   static constexpr rule_traits traits{.decay = Decay, .corrects = correction::delta};
+  /// What it takes beside q, k and v.
   template <class View>
   struct inputs {
     View log_decay;  ///< (N, H) per head, (N, H C) per feature
@@ -52,6 +54,7 @@ struct gated_delta {
 /// Inputs: log_decay, a, b (N, H C). Cost: 9 C M flops a token and head, C exp.
 struct generalized_delta {
   static constexpr rule_traits traits{.decay = decay_kind::per_feature, .corrects = correction::rank_one};
+  /// What it takes beside q, k and v.
   template <class View>
   struct inputs {
     View log_decay;  ///< (N, H C)

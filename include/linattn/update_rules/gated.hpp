@@ -20,6 +20,7 @@ template <decay_kind Decay = decay_kind::per_head>
 struct gated {
   static_assert(Decay != decay_kind::none, "linattn: a gated rule decays; write gated<decay_kind::per_head>");
   static constexpr rule_traits traits{.decay = Decay};
+  /// What it takes beside q, k and v.
   template <class View>
   struct inputs {
     View log_decay;  ///< (N, H) per head, (N, H C) per feature
@@ -35,6 +36,7 @@ struct gated {
 /// Cost: 5 C M flops a token and head, C exp.
 struct gated_bonus {
   static constexpr rule_traits traits{.decay = decay_kind::per_feature, .reads_after_write = false};
+  /// What it takes beside q, k and v.
   template <class View>
   struct inputs {
     View log_decay;  ///< (N, H C)
