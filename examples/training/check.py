@@ -33,6 +33,14 @@ def main():
                 assert difference(x, y) < 100 * bound, (length, chunk)
     print("linear attention by chunks, and its gradients: as by definition")
 
+    for length in (1, 7, 8, 9, 30):
+        query, key, value = (torch.randn(2, 3, length, 5, dtype=torch.float64) for _ in range(3))
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        scores = (query @ key.transpose(-1, -2) / 5**0.5).masked_fill(later, -float("inf"))
+        assert difference(common.softmax_attention(query, key, value, block=8),
+                          torch.softmax(scores, dim=-1) @ value) < bound, length
+    print("softmax attention by blocks: as by definition")
+
     for attention in ("elu_plus_one", "softmax"):
         for wiring, positions in (("pre_norm", "learned"), ("post_norm", "sinusoid_concatenated")):
             model = common.Transformer(
