@@ -7,8 +7,8 @@
 // softmax transformer reads all pixels before it again. Below are new images of every class, held-out images of which
 // only the upper half was given, the bits that a held-out pixel costs, and images per second in the paper's three ways.
 //
-// Without a file: Fashion-MNIST where its weights are there, otherwise, and with --digits, handwritten digits. --quick:
-// fewer of everything. Writes generated_<dataset>.png into the current directory, where the program was built with stb.
+// Without a file: Fashion-MNIST, or with --digits handwritten digits. --quick: fewer of everything. Writes
+// generated_<dataset>.png into the current directory, where the program was built with stb.
 //
 // Exit code: 0; 1 if the bits are not those of the training script; 2 for arguments and files that are refused.
 
@@ -29,7 +29,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -232,13 +231,7 @@ int show(const Model& model, const linattn::loaded_transformer<float>& file, boo
 }
 
 int run(std::string path, bool digits, bool quick) {
-  if (path.empty()) {
-    path = data + (digits ? "digits_linear.safetensors" : "fashion_linear.safetensors");
-    if (!digits && !std::filesystem::exists(path)) {
-      std::printf("There is no Fashion-MNIST model in the repository yet: digits instead.\n\n");
-      path = data + "digits_linear.safetensors";
-    }
-  }
+  if (path.empty()) path = data + (digits ? "digits_linear.safetensors" : "fashion_linear.safetensors");
   const auto file = linattn::load_transformer<float>(linattn::safetensors_file::open(path));
   const image_format format(file.metadata);
   const linattn::transformer_weights<float>& w = file.weights;
