@@ -19,6 +19,19 @@
 #define LINATTN_NOINLINE __attribute__((noinline))
 #endif
 
+/// LINATTN_EXPORT: on a function, seen outside its shared object whatever -fvisibility says.
+#if defined(_WIN32)
+#define LINATTN_EXPORT __declspec(dllexport)
+#else
+#define LINATTN_EXPORT __attribute__((visibility("default")))
+#endif
+
+/// LINATTN_CPU_SUPPORTS(feature): whether this x86-64 processor has it and the system saves its registers. Defined
+/// where the compiler has such a question and GCC's <cpuid.h>.
+#if defined(__x86_64__) && (!defined(_MSC_VER) || defined(__clang__))
+#define LINATTN_CPU_SUPPORTS(feature) (__builtin_cpu_supports(feature) != 0)
+#endif
+
 /// A hint to bring the cache line of an address, any address, into L2. A macro: GCC 12 takes an inline function that
 /// only prefetches for one without effect, and drops its calls.
 #if defined(_MSC_VER) && !defined(__clang__)
