@@ -1,0 +1,56 @@
+# Makes the Debian package, looks at it, and unpacks it into SCRATCH/root.
+cmake_minimum_required(VERSION 3.22)
+include(${CMAKE_CURRENT_LIST_DIR}/sources.cmake)
+get_filename_component(sources ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
+set(package ${SCRATCH}/liblinattn-dev_${VERSION}_all.deb)
+set(root ${SCRATCH}/root)
+
+file(REMOVE_RECURSE ${SCRATCH})
+execute_process(COMMAND ${CMAKE_COMMAND} -G ${GENERATOR} -S ${sources} -B ${SCRATCH} -DCMAKE_CXX_COMPILER=${CXX}
+                        ${library_alone}
+                COMMAND_ERROR_IS_FATAL ANY)
+get_filename_component(bin ${CMAKE_COMMAND} DIRECTORY)
+execute_process(COMMAND ${bin}/cpack -G DEB WORKING_DIRECTORY ${SCRATCH} COMMAND_ERROR_IS_FATAL ANY)
+
+# The control file.
+set(expected_Package liblinattn-dev)
+set(expected_Version ${VERSION})
+set(expected_Architecture all)
+set(expected_Section libdevel)
+set(expected_Depends "libeigen3-dev (>= 3.4)")
+foreach(field Package Version Architecture Section Depends)
+  execute_process(COMMAND ${DPKG_DEB} -f ${package} ${field} OUTPUT_VARIABLE value OUTPUT_STRIP_TRAILING_WHITESPACE
+                  COMMAND_ERROR_IS_FATAL ANY)
+  if(NOT value STREQUAL expected_${field})
+    message(FATAL_ERROR "${field}: '${value}' instead of '${expected_${field}}'")
+  endif()
+endforeach()
+execute_process(COMMAND ${DPKG_DEB} -I ${package} OUTPUT_VARIABLE control COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${DPKG_DEB} -c ${package} OUTPUT_VARIABLE listing COMMAND_ERROR_IS_FATAL ANY)
+message("${control}")
+string(REGEX REPLACE "(drwxr-xr-x|-rw-r--r--) root/root [^\n]*\n" "" others "${listing}")
+if(others)
+  message(FATAL_ERROR "Files are root's, for all to read and none to execute:\n${others}")
+endif()
+
+# Its files: headers, what finds them, the licence, and no trace of where they were made.
+execute_process(COMMAND ${DPKG_DEB} -x ${package} ${root} COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB_RECURSE files RELATIVE ${root} ${root}/*)
+foreach(file IN LISTS files)
+  if(NOT file MATCHES "^usr/(include/linattn_all|include/linattn/[a-z0-9_/]+)\\.hpp$|\
+^usr/share/(cmake/linattn/[a-z-]+\\.cmake|pkgconfig/linattn\\.pc|doc/liblinattn-dev/copyright)$")
+    message(FATAL_ERROR "The package has ${file}")
+  endif()
+  file(READ ${root}/${file} text)
+  foreach(folder ${sources} ${SCRATCH})
+    string(FIND "${text}" "${folder}" position)
+    if(NOT position EQUAL -1)
+      message(FATAL_ERROR "${file} holds a path of this machine, ${folder}")
+    endif()
+  endforeach()
+endforeach()
+foreach(file include/linattn_all.hpp share/pkgconfig/linattn.pc share/doc/liblinattn-dev/copyright)
+  if(NOT EXISTS ${root}/usr/${file})
+    message(FATAL_ERROR "The package lacks ${file}")
+  endif()
+endforeach()

@@ -1,0 +1,77 @@
+# Runs portfile.cmake where vcpkg is not at hand: its functions are stand-ins that configure and install in earnest, and
+# what vcpkg checks after a build is checked. -DPACKAGES, the folder for the result; -DCXX, -DGENERATOR, those to use.
+cmake_minimum_required(VERSION 3.22)
+set(PORT linattn)
+set(CURRENT_PACKAGES_DIR ${PACKAGES}/${PORT}_any)
+set(build ${PACKAGES}/build)
+file(REMOVE_RECURSE ${PACKAGES})
+
+function(vcpkg_cmake_configure)
+  cmake_parse_arguments(arg "" SOURCE_PATH OPTIONS ${ARGN})
+  execute_process(COMMAND ${CMAKE_COMMAND} -G ${GENERATOR} -S ${arg_SOURCE_PATH} -B ${build} -DCMAKE_CXX_COMPILER=${CXX}
+                          -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=${CURRENT_PACKAGES_DIR} ${arg_OPTIONS}
+                  COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+function(vcpkg_cmake_install)
+  execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} --target install COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+# Where it moves to, the configuration finds its prefix one folder nearer.
+function(vcpkg_cmake_config_fixup)
+  cmake_parse_arguments(arg "" CONFIG_PATH "" ${ARGN})
+  file(GLOB files ${CURRENT_PACKAGES_DIR}/${arg_CONFIG_PATH}/*)
+  file(COPY ${files} DESTINATION ${CURRENT_PACKAGES_DIR}/share/${PORT})
+  file(REMOVE_RECURSE ${CURRENT_PACKAGES_DIR}/share/cmake)
+  set(targets ${CURRENT_PACKAGES_DIR}/share/${PORT}/linattn-targets.cmake)
+  set(up "get_filename_component(_IMPORT_PREFIX \"\${_IMPORT_PREFIX}\" PATH)\n")
+  file(READ ${targets} text)
+  string(REPLACE "${up}${up}${up}" "${up}${up}" text "${text}")
+  file(WRITE ${targets} "${text}")
+endfunction()
+
+function(vcpkg_fixup_pkgconfig)
+  require(share/pkgconfig/linattn.pc)
+endfunction()
+
+function(vcpkg_install_copyright)
+  cmake_parse_arguments(arg "" "" FILE_LIST ${ARGN})
+  configure_file(${arg_FILE_LIST} ${CURRENT_PACKAGES_DIR}/share/${PORT}/copyright COPYONLY)
+endfunction()
+
+function(require file)
+  if(NOT EXISTS ${CURRENT_PACKAGES_DIR}/${file})
+    message(FATAL_ERROR "the port does not install ${file}")
+  endif()
+endfunction()
+
+include(${CMAKE_CURRENT_LIST_DIR}/linattn/portfile.cmake)
+
+if(NOT VCPKG_BUILD_TYPE STREQUAL "release")
+  message(FATAL_ERROR "the port would build a debug form of headers")
+endif()
+foreach(file include/linattn/linattn.hpp include/linattn_all.hpp share/linattn/linattn-config.cmake
+             share/linattn/linattn-config-version.cmake share/linattn/copyright share/linattn/usage)
+  require(${file})
+endforeach()
+file(GLOB_RECURSE files LIST_DIRECTORIES true RELATIVE ${CURRENT_PACKAGES_DIR} ${CURRENT_PACKAGES_DIR}/*)
+foreach(file IN LISTS files)
+  set(path ${CURRENT_PACKAGES_DIR}/${file})
+  if(NOT file MATCHES "^(include|share|share/(linattn|pkgconfig)(/[^/]*)?|include/linattn(/.*|_all.hpp)?)$")
+    message(FATAL_ERROR "the port installs ${file}")
+  endif()
+  if(IS_DIRECTORY ${path})
+    file(GLOB content ${path}/*)
+    if(NOT content)
+      message(FATAL_ERROR "the port leaves an empty folder, ${file}")
+    endif()
+  else()
+    file(READ ${path} text)
+    foreach(folder ${SOURCE_PATH} ${PACKAGES})
+      string(FIND "${text}" "${folder}/" position)
+      if(NOT position EQUAL -1)
+        message(FATAL_ERROR "${file} holds a path of this machine, ${folder}")
+      endif()
+    endforeach()
+  endif()
+endforeach()
