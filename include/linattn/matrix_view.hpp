@@ -2,6 +2,7 @@
 #pragma once
 
 #include <linattn/detail/checks.hpp>
+#include <linattn/detail/mdspan.hpp>
 
 #include <Eigen/Core>
 #include <cstddef>
@@ -60,6 +61,10 @@ struct eigen_facts {
 /// from raw memory. Refused at compile time, with the sentence that says what to write instead: column-major order,
 /// an unevaluated expression, another scalar, rows with a stride between their elements, a const or temporary output.
 ///
+/// Implicit, too, from std::mdspan and whatever has its interface (rank, extent, stride, data_handle, element_type), of
+/// rank 2 and with contiguous rows: throws std::invalid_argument for stride(1) other than 1 (layout_left), and for
+/// sizes beyond what pointers reach. DLPack tensors: dlpack.hpp.
+///
 /// Row stride is in elements. Row stride 0 (one row for every token) is for inputs only; a negative one walks the rows
 /// backwards. Throws std::invalid_argument for negative sizes, a null pointer to something, and outputs whose rows
 /// would overlap. Copying a view copies four words. The memory stays the caller's.
@@ -113,6 +118,38 @@ class matrix_view {
     }
   }
 
+  template <class X>
+  requires detail::mdspan_like<X> matrix_view(X&& x)  // NOLINT(google-explicit-constructor): as from Eigen's types
+  {
+    using facts = detail::mdspan_facts<X, T>;
+    constexpr bool is_matrix = facts::type::rank() == 2;
+    static_assert(is_matrix, "linattn: a matrix is an mdspan of rank 2, (tokens, heads * dim)");
+    static_assert(facts::same_scalar,
+                  "linattn: the mdspan holds another scalar type than the operator; convert its elements, or "
+                  "instantiate linear_attention with their type");
+    static_assert(facts::reads_memory(),
+                  "linattn: the accessor of this mdspan does more than index memory; copy what it reads into a "
+                  "linattn::row_matrix");
+    static_assert(facts::writable, "linattn: this output is an mdspan of const elements; pass one of mutable ones");
+    if constexpr (is_matrix && facts::same_scalar && facts::reads_memory() && facts::writable) {
+      m_data = x.data_handle();
+      m_rows = detail::index_of("matrix_view", x.extent(0));
+      m_cols = detail::index_of("matrix_view", x.extent(1));
+      m_row_stride = detail::index_of("matrix_view", x.stride(0));
+      const Eigen::Index stride = detail::index_of("matrix_view", x.stride(1));
+      if (m_rows > 0 && m_cols > 1 && stride != 1) {
+        detail::refuse("matrix_view", "the mdspan ", detail::shape_text{m_rows, m_cols}, " has strides ",
+                       detail::shape_text{m_row_stride, stride},
+                       ", but a row must be contiguous: the second must be 1");
+      }
+      check();
+      if (!detail::is_addressable(m_rows, m_cols, m_row_stride, sizeof(T))) {
+        detail::refuse("matrix_view", "no memory holds the mdspan ", detail::shape_text{m_rows, m_cols},
+                       " with row stride ", m_row_stride);
+      }
+    }
+  }
+
   /// A write view reads, too.
   template <class U>
   requires(std::is_const_v<T>&& std::is_same_v<U, value_type>) matrix_view(const matrix_view<U>& other)
@@ -148,8 +185,9 @@ class matrix_view {
 };
 
 /// A view of one token: size() contiguous elements. Implicit from any contiguous Eigen vector, row or column
-/// (VectorXf, RowVectorXf, a row of a row_matrix, a column of a MatrixXf, a Map), and from std::span; explicit from
-/// pointer and size. Never throws: `step` takes it and is noexcept.
+/// (VectorXf, RowVectorXf, a row of a row_matrix, a column of a MatrixXf, a Map), from std::span, and from an mdspan of
+/// rank 1 whose layout has no gaps (is_always_exhaustive()); explicit from pointer and size. Never throws: `step` takes
+/// it and is noexcept.
 template <class T>
 class vector_view {
  public:
@@ -189,6 +227,29 @@ class vector_view {
                   (std::is_const_v<T> || facts::writable)) {
       m_data = x.data();
       m_size = x.size();
+    }
+  }
+
+  template <class X>
+  requires detail::mdspan_like<X> vector_view(X&& x)
+  noexcept  // NOLINT(google-explicit-constructor)
+  {
+    using facts = detail::mdspan_facts<X, T>;
+    constexpr bool is_vector = facts::type::rank() == 1;
+    static_assert(is_vector, "linattn: one token is an mdspan of rank 1; of a matrix pass a row, by submdspan");
+    static_assert(facts::same_scalar,
+                  "linattn: the mdspan holds another scalar type than the operator; convert its elements, or "
+                  "instantiate linear_attention with their type");
+    static_assert(facts::reads_memory(),
+                  "linattn: the accessor of this mdspan does more than index memory; copy what it reads into a "
+                  "linattn::row_vector");
+    static_assert(facts::writable, "linattn: this output is an mdspan of const elements; pass one of mutable ones");
+    static_assert(facts::contiguous(),
+                  "linattn: the layout of this mdspan does not promise contiguous elements; use layout_right, or pass "
+                  "linattn::vector_view<const float>(x.data_handle(), size) where its stride is 1");
+    if constexpr (is_vector && facts::same_scalar && facts::reads_memory() && facts::writable && facts::contiguous()) {
+      m_data = x.data_handle();
+      m_size = static_cast<Eigen::Index>(x.extent(0));
     }
   }
 
