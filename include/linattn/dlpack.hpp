@@ -1,8 +1,7 @@
 // DLPack tensors, the form in which frameworks lend each other their memory, as views: without a copy, and without
 // DLPack's header.
 //
-//   #include <dlpack/dlpack.h>      // yours, or your framework's
-//   DLManagedTensor* q = ...;
+//   DLManagedTensor* q = ...;       // by <dlpack/dlpack.h>, your framework's or your own
 //   attn.forward_causal(linattn::from_dlpack<const float>(*q), ...);
 //   q->deleter(q);                  // after the last use of the view
 #pragma once
