@@ -47,8 +47,8 @@
 // Not in the inline namespace of version.hpp, which carries the level's packet width: these types are what crosses.
 namespace linattn {
 
-/// The answer of <name>_isa: the table of a level, for as long as the process lives; or nullptr and what is the matter,
-/// a sentence that is valid until the thread asks again.
+/// The answer of `<name>_isa`: the table of a level, for as long as the process lives; or nullptr and what is the
+/// matter, a sentence that is valid until the thread asks again.
 struct isa_choice {
   const void* table;
   const char* level;
@@ -62,7 +62,7 @@ struct isa_object {
   const char* entry;
 };
 
-/// Whether this processor, and the system on it, run code compiled with -march=<level>: "x86-64", "x86-64-v2" (SSE
+/// Whether this processor, and the system on it, run code compiled with `-march=<level>`: "x86-64", "x86-64-v2" (SSE
 /// 4.2), "x86-64-v3" (AVX2, FMA), "x86-64-v4" (AVX-512); "baseline", what the compiler takes by default, always. False
 /// for any other name. The levels are those of the x86-64 psABI; registers that the system does not save are not there.
 /// Cost: a few instructions CPUID, each of which may take microseconds in a virtual machine. No allocation.
