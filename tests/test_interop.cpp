@@ -147,6 +147,7 @@ TEST(Mdspan, SizesThatNoMemoryHasAreRefused) {
   EXPECT_TRUE(contains(why(narrow{-2, 2}, narrow{2, 1}), "a size is negative"));
   EXPECT_TRUE(contains(why(narrow{2, -2}, narrow{2, 1}), "a size is negative"));
   EXPECT_TRUE(contains(why(narrow{2, most}, narrow{0, 1}), "no memory holds the mdspan"));
+  EXPECT_TRUE(contains(why(narrow{1, most}, narrow{0, 1}), "no memory holds the mdspan"));
   EXPECT_TRUE(contains(why(narrow{3, 2}, narrow{most / 4, 1}), "no memory holds the mdspan"));
   EXPECT_TRUE(contains(why(narrow{3, 2}, narrow{least, 1}), "no memory holds the mdspan"));
   EXPECT_TRUE(contains(why(narrow{most / 8, 2}, narrow{4, 1}), "no memory holds the mdspan"));

@@ -46,15 +46,11 @@ auto attention(const Tensor& q, const Tensor& v) {
       {.head_dim = q.size(3), .value_dim = v.size(3), .heads = q.size(1)});
 }
 
-// float and double alone, and the library's refusals as Python's ValueError.
+// float and double alone. What the library refuses reaches Python as a ValueError.
 template <class F>
 void dispatch(const Tensor& q, const F& f) {
-  try {
-    if (q.scalar_type() == at::kFloat) return f(float());
-    if (q.scalar_type() == at::kDouble) return f(double());
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
+  if (q.scalar_type() == at::kFloat) return f(float());
+  if (q.scalar_type() == at::kDouble) return f(double());
   TORCH_CHECK_TYPE(false, "linattn::causal: q is ", q.scalar_type(), "; built are Float and Double");
 }
 
