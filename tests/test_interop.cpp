@@ -149,6 +149,8 @@ TEST(Mdspan, SizesThatNoMemoryHasAreRefused) {
   EXPECT_TRUE(contains(why(narrow{2, most}, narrow{0, 1}), "no memory holds the mdspan"));
   EXPECT_TRUE(contains(why(narrow{1, most}, narrow{0, 1}), "no memory holds the mdspan"));
   EXPECT_TRUE(contains(why(narrow{3, 2}, narrow{most / 4, 1}), "no memory holds the mdspan"));
+  EXPECT_TRUE(contains(why(narrow{2, 2}, narrow{most / 4 - 1, 1}), "no memory holds the mdspan"));
+  EXPECT_EQ(why(narrow{2, 2}, narrow{most / 4 - 2, 1}), "");  // the last that does
   EXPECT_TRUE(contains(why(narrow{3, 2}, narrow{least, 1}), "no memory holds the mdspan"));
   EXPECT_TRUE(contains(why(narrow{most / 8, 2}, narrow{4, 1}), "no memory holds the mdspan"));
   EXPECT_EQ(why(narrow{most, 2}, narrow{0, 1}), "");  // one row for every token
