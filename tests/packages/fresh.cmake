@@ -23,3 +23,10 @@ foreach(edit "" "#define LINATTN_EDITED")
     endif()
   endforeach()
 endforeach()
+
+# It needs Eigen and the standard library alone.
+file(STRINGS ${prefix}/include/linattn_all.hpp others REGEX "^ *#include <.*[./]")
+list(FILTER others EXCLUDE REGEX "<(unsupported/)?Eigen/")
+if(others)
+  message(FATAL_ERROR "linattn_all.hpp has ${others}")
+endif()

@@ -1,7 +1,9 @@
-# Makes the git repository REPOSITORY of the source tree, which need not be one itself.
+# Makes the git repository REPOSITORY of the source tree, which need not be one itself, and removes CLONES of an older
+# one, with which it shares no commit.
 cmake_minimum_required(VERSION 3.22)
 include(${CMAKE_CURRENT_LIST_DIR}/sources.cmake)
 copy_sources(${REPOSITORY})
+file(REMOVE_RECURSE ${CLONES})
 
 function(git)
   execute_process(COMMAND ${GIT} -C ${REPOSITORY} -c user.name=consumer -c user.email=consumer@localhost

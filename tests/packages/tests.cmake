@@ -19,7 +19,7 @@ endfunction()
 find_program(git git)
 if(git)
   linattn_add_package(fetch_content ${CMAKE_COMMAND} -DGIT=${git} -DREPOSITORY=${made}/repository
-                                    -P ${packages}/repository.cmake)
+                                    -DCLONES=${scratch}/fetch_content -P ${packages}/repository.cmake)
   linattn_add_package_consumer(fetch_content ${consumer} -DLINATTN_GIT_REPOSITORY=file://${made}/repository)
 else()
   message(STATUS "consumer.fetch_content is left out: it needs git")
