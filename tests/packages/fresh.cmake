@@ -24,9 +24,9 @@ foreach(edit "" "#define LINATTN_EDITED")
   endforeach()
 endforeach()
 
-# It needs Eigen and the standard library alone.
+# It needs Eigen, the standard library and the system alone.
 file(STRINGS ${prefix}/include/linattn_all.hpp others REGEX "^ *#include <.*[./]")
-list(FILTER others EXCLUDE REGEX "<(unsupported/)?Eigen/")
+list(FILTER others EXCLUDE REGEX "<((unsupported/)?Eigen/|cpuid\\.h|dlfcn\\.h)")
 if(others)
   message(FATAL_ERROR "linattn_all.hpp has ${others}")
 endif()

@@ -26,7 +26,8 @@ class LinattnConan(ConanFile):
 
     def export_sources(self):
         here, there = self._sources(), self.export_sources_folder
-        copy(self, "LICENSE", here, there)
+        for name in "LICENSE", "linattn-isa.cmake":
+            copy(self, name, here, there)
         copy(self, "*.hpp", os.path.join(here, "include"), os.path.join(there, "include"))
 
     def requirements(self):
@@ -38,6 +39,7 @@ class LinattnConan(ConanFile):
 
     def package(self):
         copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
+        copy(self, "linattn-isa.cmake", self.source_folder, os.path.join(self.package_folder, "cmake"))
         copy(self, "*.hpp", os.path.join(self.source_folder, "include"), os.path.join(self.package_folder, "include"))
 
     def package_id(self):
@@ -46,3 +48,4 @@ class LinattnConan(ConanFile):
     def package_info(self):  # CMakeDeps names the target linattn::linattn by itself
         self.cpp_info.bindirs = []
         self.cpp_info.libdirs = []
+        self.cpp_info.set_property("cmake_build_modules", ["cmake/linattn-isa.cmake"])

@@ -28,7 +28,9 @@ def copy(_, pattern, src, dst):
 
 class ConanFile:
     def __init__(self):
-        self.cpp_info = types.SimpleNamespace(includedirs=["include"], bindirs=["bin"], libdirs=["lib"])
+        self.properties = {}
+        self.cpp_info = types.SimpleNamespace(
+            includedirs=["include"], bindirs=["bin"], libdirs=["lib"], set_property=self.properties.__setitem__)
         self.info = {"settings": "of one machine"}
         self.settings = types.SimpleNamespace(get_safe={"compiler.cppstd": "20"}.get)
         self.required = []
@@ -82,8 +84,9 @@ recipe.package_info()
 
 sources = {str(path.relative_to(here.parents[2])) for path in (here.parents[2] / "include").rglob("*.hpp")}
 package = {str(path.relative_to(scratch / "package")) for path in (scratch / "package").rglob("*") if path.is_file()}
+modules = recipe.properties["cmake_build_modules"]
 require(recipe.version == version, f"the version is {recipe.version}, not {version}")
-require(package == sources | {"licenses/LICENSE"}, f"packages other files: {sorted(package ^ sources)}")
+require(package == sources | {"licenses/LICENSE", *modules}, f"packages other files: {sorted(package ^ sources)}")
 require(recipe.package_type == "header-library" and not recipe.info, "a package of headers depends on no setting")
 require(not recipe.cpp_info.bindirs and not recipe.cpp_info.libdirs, "headers have no bin and lib")
 require(recipe.required == [("eigen/[>=3.4 <6]", {"transitive_headers": True})], f"requires {recipe.required}")
@@ -96,4 +99,4 @@ find_package(Eigen3 CONFIG REQUIRED)
 add_library({recipe.name}::{recipe.name} INTERFACE IMPORTED)
 target_include_directories({recipe.name}::{recipe.name} INTERFACE {include_dir})
 target_link_libraries({recipe.name}::{recipe.name} INTERFACE Eigen3::Eigen)
-""")
+""" + "".join(f"include({scratch / 'package' / module})\n" for module in modules))
