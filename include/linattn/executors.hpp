@@ -64,7 +64,7 @@ class first_exception {
  private:
   std::mutex m_mutex;
   std::exception_ptr m_exception;
-  Eigen::Index m_task = 0;
+  [[maybe_unused]] Eigen::Index m_task = 0;  // without exceptions
 };
 }  // namespace detail
 

@@ -41,9 +41,10 @@
 #endif
 
 /// LINATTN_VECTOR(bytes): on a typedef of an integer or float, a vector of it that is as long; arithmetic, comparison,
-/// __builtin_convertvector. Not defined where the compiler has none.
+/// LINATTN_CONVERT_VECTOR(x, vector) lane by lane. Not defined where the compiler has none.
 #if !defined(_MSC_VER) || defined(__clang__)
 #define LINATTN_VECTOR(bytes) __attribute__((vector_size(bytes)))
+#define LINATTN_CONVERT_VECTOR(x, vector) __builtin_convertvector(x, vector)
 #endif
 
 /// GCC drops the alignment attribute of SIMD types used as template arguments and says so at every use; nothing here

@@ -69,11 +69,11 @@ struct narrow_lanes {
         const __mmask16 is_number = _mm512_cmp_ps_mask(std::bit_cast<__m512>(x), std::bit_cast<__m512>(x), _CMP_ORD_Q);
         const __m512i nearest = _mm512_mask_add_epi32(std::bit_cast<__m512i>(x | 0x400000), is_number, bits,
                                                       std::bit_cast<__m512i>(odd + 0x7fff));
-        return __builtin_convertvector(std::bit_cast<words>(nearest) >> 16, halves);
+        return LINATTN_CONVERT_VECTOR(std::bit_cast<words>(nearest) >> 16, halves);
       }
 #endif
       const words nearest = select(above(x & 0x7fffffff, 0x7f800000), x | 0x400000, x + 0x7fff + odd);
-      return __builtin_convertvector(nearest >> 16, halves);
+      return LINATTN_CONVERT_VECTOR(nearest >> 16, halves);
     }
 #if defined(EIGEN_VECTORIZE_AVX512)
     if constexpr (N == 16) {
@@ -95,7 +95,7 @@ struct narrow_lanes {
     const words shifted = std::bit_cast<words>(std::bit_cast<floats>(magnitude) + 0.5F);
     const words finite = select(above(magnitude, (113 << 23) - 1), normal, shifted - (126u << 23));
     const words result = select(above(magnitude, (143 << 23) - 1), (is_nan & 0x200) | 0x7c00, finite);
-    return __builtin_convertvector(result | ((x >> 16) & 0x8000), halves);
+    return LINATTN_CONVERT_VECTOR(result | ((x >> 16) & 0x8000), halves);
   }
 
  private:
@@ -107,7 +107,7 @@ struct narrow_lanes {
 #if defined(EIGEN_VECTORIZE_AVX2)
     if constexpr (N == 8) return std::bit_cast<words>(_mm256_cvtepu16_epi32(std::bit_cast<__m128i>(x)));
 #endif
-    return __builtin_convertvector(x, words);
+    return LINATTN_CONVERT_VECTOR(x, words);
   }
   /// All bits of the lanes whose x, below 2^31, is larger.
   static LINATTN_INLINE words above(const words& x, std::int32_t bound) {
