@@ -5,6 +5,7 @@
 // take other blocks for more readers where the vector instructions have few registers, and are compared by error.
 #include "support/compare.hpp"
 #include "support/inputs.hpp"
+#include "support/sanitizer.hpp"
 
 #include <linattn/linattn.hpp>
 
@@ -186,6 +187,12 @@ class HeadSharing : public testing::Test {
 
 template <class... Types>
 using cases = testing::Types<Types...>;
+#if defined(LINATTN_UNDER_SANITIZER)
+// One of each kind, among them both scalars: heads are addressed the same way for all.
+using all_types = cases<std::tuple<linattn::elu_plus_one, linattn::additive, float>,
+                        std::tuple<linattn::identity, linattn::gated_bonus, float>,
+                        std::tuple<linattn::identity, kimi_delta, double>>;
+#else
 using all_types = cases<
     std::tuple<linattn::elu_plus_one, linattn::additive, float>,
     std::tuple<linattn::elu_plus_one, linattn::additive, double>,
@@ -194,6 +201,7 @@ using all_types = cases<
     std::tuple<linattn::identity, linattn::gated_bonus, float>, std::tuple<linattn::identity, linattn::delta, double>,
     std::tuple<linattn::identity, linattn::gated_delta<>, float>, std::tuple<linattn::identity, kimi_delta, double>,
     std::tuple<linattn::identity, linattn::generalized_delta, double>>;
+#endif
 TYPED_TEST_SUITE(HeadSharing, all_types);
 
 TYPED_TEST(HeadSharing, CausalIsTheOperatorWithHeadsRepeated) {
