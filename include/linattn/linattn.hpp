@@ -1,6 +1,6 @@
 // linattn: exact linear attention on CPUs. The umbrella header: the operator, the maps, the rule, the references.
 // Included by name: `check_feature_map.hpp`, for tests of a map of your own; `state_io.hpp`, which saves states;
-// `state_pool.hpp`, which describes many in one block of memory.
+// `state_pool.hpp`, which describes many in one block of memory; `dlpack.hpp`, views of other frameworks' tensors.
 #pragma once
 
 #include <linattn/feature_maps/cosformer.hpp>           // IWYU pragma: export
