@@ -8,6 +8,7 @@
 #include <linattn/batch.hpp>
 #include <linattn/feature_maps/elu_plus_one.hpp>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -28,10 +29,8 @@ linattn::batch_view<T> view(const Tensor& x) {
                typename batch::strides{stride(0), stride(2), stride(1)});
 }
 
-// Heads as they are in the call; what the library cannot know of a tensor is checked here, sizes are checked there.
+// What the library cannot know of a tensor. It checks the sizes, and PyTorch that all of them are dense and on the CPU.
 void require(const char* name, const Tensor& x, const Tensor& q) {
-  TORCH_CHECK_VALUE(x.device().is_cpu(), "linattn::causal: ", name, " is on ", x.device(), ", not on the CPU");
-  TORCH_CHECK_VALUE(x.layout() == at::kStrided, "linattn::causal: ", name, " is not a dense tensor");
   TORCH_CHECK_VALUE(x.dim() == 4, "linattn::causal: ", name, " has ", x.dim(),
                     " dimensions, not the 4 of (B, H, N, D)");
   TORCH_CHECK_TYPE(x.scalar_type() == q.scalar_type(), "linattn::causal: ", name, " is ", x.scalar_type(),
@@ -91,18 +90,25 @@ gradients backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   return {dq, dk, dv};
 }
 
+// The operators below autograd, by their names: between the two PyTorch resolves what is not plain memory, such as
+// tensors whose sign is pending.
+template <class Function, class... Tensors>
+auto call(const char* name, const Tensors&... tensors) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>().call(tensors...);
+}
+
 struct causal : torch::autograd::Function<causal> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v) {
     const at::AutoDispatchBelowADInplaceOrView below;
     context->save_for_backward({q, k, v});
-    return ::forward(q, k, v);
+    return call<decltype(::forward)>("linattn::causal", q, k, v);
   }
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
                                                torch::autograd::tensor_list dout) {
     // With create_graph=True these gradients would be constants to the next derivative: wrong without a word.
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), "linattn::causal: second derivatives are not built");
     const auto saved = context->get_saved_variables();
-    const auto [dq, dk, dv] = ::backward(saved[0], saved[1], saved[2], dout[0]);
+    const auto [dq, dk, dv] = call<decltype(::backward)>("linattn::causal_vjp", saved[0], saved[1], saved[2], dout[0]);
     return {dq, dk, dv};
   }
 };
