@@ -354,6 +354,8 @@ TEST(CheckFeatureMap, NamesWrongSizes) {
 TEST(CheckFeatureMap, NamesWrongGradients) {
   EXPECT_TRUE(passes(check(with_vjp())));
   EXPECT_TRUE(passes(check_feature_map<double>(with_vjp(), head_dim)));
+  EXPECT_TRUE(check(with_vjp()).gradient_checked);
+  EXPECT_FALSE(check(absolute_value()).gradient_checked);  // a misspelt vjp is none
   EXPECT_TRUE(fails_with(check(vjp_of_another_map()), "forward: its vjp gives "));
   EXPECT_TRUE(fails_with(check_feature_map<double>(vjp_off_by_two_percent(), head_dim), "forward: its vjp gives "));
   EXPECT_TRUE(fails_with(check(vjp_that_adds()), "forward: its vjp leaves something of dx unwritten"));

@@ -23,6 +23,7 @@ struct feature_map_report {
   bool passed = false;                ///< no problems
   std::vector<std::string> problems;  ///< one sentence each: what the map does wrong, and what to do about it
   Eigen::Index features = 0;          ///< C
+  bool gradient_checked = false;      ///< false where the map has no vjp, and where a problem was found before
   Eigen::Index denominators = 0;      ///< N, each phi(q_i) . sum_{j <= i} phi(k_j); 0 where a problem was found before
   Eigen::Index non_positive = 0;      ///< how many of them are <= 0 or NaN: rows that a normaliser cannot divide
 
@@ -85,6 +86,7 @@ feature_map_report check_feature_map(const Map& map, Eigen::Index head_dim,
   report.problems = checker.problems;
   report.denominators = checker.denominators;
   report.non_positive = checker.non_positive;
+  report.gradient_checked = checker.gradient_checked;
   report.passed = report.problems.empty();
   return report;
 }

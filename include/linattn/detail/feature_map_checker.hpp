@@ -27,6 +27,7 @@ class feature_map_checker {
   std::vector<std::string> problems;
   Eigen::Index denominators = 0;
   Eigen::Index non_positive = 0;
+  bool gradient_checked = false;
 
   feature_map_checker(map_under_test<T> map, double deviation, std::uint64_t seed)
       : m_map(std::move(map)), m_deviation(deviation), m_seed(seed) {}
@@ -128,7 +129,10 @@ class feature_map_checker {
     check_rows(form, x, phi);
     check_values(form, phi);
     check_nan(form, x, phi);
-    if (form.vjp && problems.empty()) check_vjp(form, x, phi);
+    if (form.vjp && problems.empty()) {
+      check_vjp(form, x, phi);
+      gradient_checked = true;
+    }
   }
 
   /// Nothing but the D coordinates of a row may be read.
