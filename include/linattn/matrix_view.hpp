@@ -171,8 +171,7 @@ class matrix_view {
     if (m_data == nullptr && m_rows > 0 && m_cols > 0) {
       detail::refuse("matrix_view", "a null pointer cannot hold ", detail::shape_text{m_rows, m_cols});
     }
-    const Eigen::Index distance = m_row_stride < 0 ? -m_row_stride : m_row_stride;
-    if (!std::is_const_v<T> && m_rows > 1 && distance < m_cols) {
+    if (!std::is_const_v<T> && m_rows > 1 && -m_cols < m_row_stride && m_row_stride < m_cols) {
       detail::refuse("matrix_view", "rows of an output overlap: row stride ", m_row_stride, " for ", m_cols,
                      " columns");
     }
