@@ -41,8 +41,8 @@ linattn_add_consumer(find_package_eigen_5 -DCMAKE_PREFIX_PATH=${prefix} ${eigen_
 linattn_add_consumer(add_subdirectory -DLINATTN_SOURCE_DIR=${PROJECT_SOURCE_DIR})
 linattn_add_consumer(add_subdirectory_eigen_5 -DLINATTN_SOURCE_DIR=${PROJECT_SOURCE_DIR} ${eigen_5})
 linattn_add_consumer(eigen_source -DLINATTN_SOURCE_DIR=${PROJECT_SOURCE_DIR} -DLINATTN_EIGEN_SOURCE=${eigen_headers})
-linattn_add_refusal(no_eigen_source_refused "which is no source tree of Eigen" -DLINATTN_SOURCE_DIR=${PROJECT_SOURCE_DIR}
-                    -DLINATTN_EIGEN_SOURCE=${consumer})
+linattn_add_refusal(no_eigen_source_refused "which is no source tree of Eigen"
+                    -DLINATTN_SOURCE_DIR=${PROJECT_SOURCE_DIR} -DLINATTN_EIGEN_SOURCE=${consumer})
 linattn_add_refusal(version_99_refused "compatible with requested version \"99\"" -DLINATTN_VERSION=99)
 linattn_add_refusal(next_minor_refused "compatible with requested version \"${PROJECT_VERSION_MAJOR}.${next_minor}\""
                     -DLINATTN_VERSION=${PROJECT_VERSION_MAJOR}.${next_minor})
