@@ -189,7 +189,7 @@ void run(const attributes& a, const sizes& n, const inputs<T, State>& x, const o
       using map = Eigen::Map<std::conditional_t<std::is_const_v<element>, const matrix, matrix>>;
       return map(state.data + (b * a.kv_num_heads + h) * n.head_dim * n.value_dim, n.head_dim, n.value_dim);
     };
-    s.reset();
+    if (b > 0) s.reset();
     for (Eigen::Index h = 0; x.past_state && h < a.kv_num_heads; ++h) {
       s.kv(h) = head_of(*x.past_state, h).template cast<typename operator_type::accumulator_type>();
     }
@@ -204,7 +204,12 @@ void run(const attributes& a, const sizes& n, const inputs<T, State>& x, const o
       }
     }
     const matrix_view<T> out(y.output.data + b * n.tokens * columns, n.tokens, columns);
-    attention.forward_causal(s, rows_of(x.query, b), rows_of(x.key, b), rows_of(x.value, b), gates, out, ws);
+    const auto q = rows_of(x.query, b), k = rows_of(x.key, b), v = rows_of(x.value, b);
+    if (n.tokens == 1) {  // of one token's blocks, padding would be most
+      attention.step({&s, 1}, q, k, v, gates, out, ws);
+    } else {
+      attention.forward_causal(s, q, k, v, gates, out, ws);
+    }
     for (Eigen::Index h = 0; h < a.kv_num_heads; ++h) {
       head_of(y.present_state, h) = s.kv(h).template cast<State>();
     }
