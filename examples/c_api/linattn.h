@@ -70,7 +70,7 @@ typedef struct linattn_output {
 } linattn_output;
 
 /* What the gated and delta rules take beside q, k and v, and where its gradients go, (N, H) each: log_decay of "gated"
- * and "gated_delta", beta of "delta" and "gated_delta". What a rule does not take must be all 0. */
+ * and "gated_delta", beta of "delta" and "gated_delta". Of what a rule does not take, data must be NULL. */
 typedef struct linattn_gates {
   linattn_input log_decay, beta;
 } linattn_gates;

@@ -41,7 +41,7 @@ bool works(const Map& map) {
   const auto report = linattn::check_feature_map<float>(map, 64);
   for (const auto& problem : report.problems) std::cout << problem << "\n";
   std::cout << report.features << " features; denominators that are not positive: " << report.non_positive
-            << (report.gradient_checked ? "; gradient compared with differences\n" : "; no gradient\n");
+            << (report.gradient_checked ? "; gradient compared with differences\n" : "; gradient not checked\n");
 
   using matrix = linattn::row_matrix<float>;
   const matrix q = matrix::Random(100, 64), k = matrix::Random(100, 64), v = matrix::Random(100, 64);

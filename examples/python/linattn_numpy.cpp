@@ -107,10 +107,12 @@ class stream {
   array<T> forward_causal(const array<T>& q, const array<T>& k, const array<T>& v, std::optional<array<T>> out);
   void step(const array<T>& q, const array<T>& k, const array<T>& v, array<T>& out);
   void reset() {
+    const py::gil_scoped_release unlocked;
     const std::lock_guard lock(m_lock);
     m_state.reset();
   }
   Index tokens() const {
+    const py::gil_scoped_release unlocked;
     const std::lock_guard lock(m_lock);
     return m_state.tokens();
   }
@@ -213,14 +215,18 @@ void stream<T>::step(const array<T>& q, const array<T>& k, const array<T>& v, ar
 template <class T>
 py::bytes stream<T>::save() const {
   std::string record(static_cast<std::size_t>(linattn::saved_bytes(m_attention->attn)), '\0');
-  const std::lock_guard lock(m_lock);
-  linattn::save(m_attention->attn, m_state, std::as_writable_bytes(std::span(record)));
+  {
+    const py::gil_scoped_release unlocked;
+    const std::lock_guard lock(m_lock);
+    linattn::save(m_attention->attn, m_state, std::as_writable_bytes(std::span(record)));
+  }
   return py::bytes(record);
 }
 
 template <class T>
 void stream<T>::load(const py::bytes& record) {
   const std::string bytes = record;
+  const py::gil_scoped_release unlocked;
   const std::lock_guard lock(m_lock);
   linattn::load(m_attention->attn, m_state, std::as_bytes(std::span(bytes)));
 }

@@ -35,12 +35,14 @@ void require(const char* name, const Tensor& x, const Tensor& q) {
                     " dimensions, not the 4 of (B, H, N, D)");
   TORCH_CHECK_TYPE(x.scalar_type() == q.scalar_type(), "linattn::causal: ", name, " is ", x.scalar_type(),
                    ", but q is ", q.scalar_type());
-  TORCH_CHECK_VALUE(x.size(3) <= 1 || x.stride(3) == 1, "linattn::causal: the last dimension of ", name,
-                    " is not contiguous; pass ", name, ".contiguous()");
+  TORCH_CHECK_VALUE(x.numel() == 0 || x.size(3) <= 1 || x.stride(3) == 1, "linattn::causal: the last dimension of ",
+                    name, " is not contiguous; pass ", name, ".contiguous()");
 }
 
 template <class T>
 auto attention(const Tensor& q, const Tensor& v) {
+  TORCH_CHECK_VALUE(q.size(1) > 0 && q.size(3) > 0 && v.size(3) > 0, "linattn::causal: q is ", q.sizes(), " and v ",
+                    v.sizes(), ", but heads and the last dimensions must be at least 1");
   return linattn::linear_attention<linattn::elu_plus_one, linattn::additive, T>(
       {.head_dim = q.size(3), .value_dim = v.size(3), .heads = q.size(1)});
 }
@@ -115,6 +117,15 @@ struct causal : torch::autograd::Function<causal> {
 
 Tensor differentiable(const Tensor& q, const Tensor& k, const Tensor& v) { return causal::apply(q, k, v); }
 
+// The gradients alone, of what asks for none.
+gradients constant_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) {
+  const bool asks = q.requires_grad() || k.requires_grad() || v.requires_grad() || dout.requires_grad();
+  TORCH_CHECK_NOT_IMPLEMENTED(!asks || !at::GradMode::is_enabled(),
+                              "linattn::causal_vjp: second derivatives are not built");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call<decltype(::backward)>("linattn::causal_vjp", q, k, v, dout);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(linattn, m) {
@@ -125,4 +136,7 @@ TORCH_LIBRARY_IMPL(linattn, CPU, m) {
   m.impl("causal", &forward);
   m.impl("causal_vjp", &backward);
 }
-TORCH_LIBRARY_IMPL(linattn, Autograd, m) { m.impl("causal", &differentiable); }
+TORCH_LIBRARY_IMPL(linattn, Autograd, m) {
+  m.impl("causal", &differentiable);
+  m.impl("causal_vjp", &constant_gradients);
+}

@@ -56,6 +56,10 @@ def test_gradients():
     expected = torch.ops.linattn.causal_vjp(q.detach(), k.detach(), v.detach(), torch.ones_like(v))
     for x, dx in zip((q, k, v), expected):
         assert torch.equal(x.grad, dx)
+    for shape in ((2, 3, 0, 4), (0, 3, 5, 4)):  # no tokens, no sequences; of sum() again
+        empty = torch.zeros(shape, requires_grad=True)
+        causal(empty, empty, empty).sum().backward()
+        assert empty.grad.shape == shape
 
 
 def refused(error, text, call):
@@ -81,10 +85,12 @@ def test_refusals():
     refused(ValueError, "linattn::forward_causal", lambda: causal(q, k[..., 1:], v))
     refused(ValueError, "linattn::forward_causal", lambda: causal(q, k, v[:1]))
     refused(ValueError, "linattn::vjp_causal", lambda: torch.ops.linattn.causal_vjp(q, k, v, v[:, :, 1:]))
-    refused(ValueError, "head_dim", lambda: causal(q[..., :0], k[..., :0], v))
+    for none in ((q[..., :0], k[..., :0], v), (q[:, :0], k[:, :0], v[:, :0]), (q, k, v[..., :0])):
+        refused(ValueError, "must be at least 1", lambda: causal(*none))
     x = q.clone().requires_grad_()
     y = causal(x, k, v).sum()
     refused(NotImplementedError, "second derivatives are not built", lambda: torch.autograd.grad(y, x, create_graph=True))
+    refused(NotImplementedError, "second derivatives", lambda: torch.ops.linattn.causal_vjp(x, k, v, v))
 
 
 class recall(torch.nn.Module):

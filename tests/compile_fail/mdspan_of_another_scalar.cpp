@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace {
+namespace two_scalars {
 template <class T>
 struct span_of_scalars {
   using element_type = T;
@@ -13,10 +13,11 @@ struct span_of_scalars {
   std::size_t extent(std::size_t) const { return 4; }
   std::size_t stride(std::size_t d) const { return d == 0 ? 4 : 1; }
 };
-}  // namespace
+}  // namespace two_scalars
 
 void mdspan_of_another_scalar(const linattn::linear_attention<linattn::elu_plus_one>& attention,
-                              span_of_scalars<double> doubles, span_of_scalars<float> floats) {
+                              two_scalars::span_of_scalars<double> doubles,
+                              two_scalars::span_of_scalars<float> floats) {
 #ifdef LINATTN_MUST_FAIL
   attention.forward(doubles, floats, floats);
 #else
