@@ -154,6 +154,7 @@ TEST(Mdspan, SizesThatNoMemoryHasAreRefused) {
   EXPECT_TRUE(contains(why(narrow{3, 2}, narrow{least, 1}), "no memory holds the mdspan"));
   EXPECT_TRUE(contains(why(narrow{most / 8, 2}, narrow{4, 1}), "no memory holds the mdspan"));
   EXPECT_EQ(why(narrow{most, 2}, narrow{0, 1}), "");  // one row for every token
+  EXPECT_EQ(why(narrow{1, 4}, narrow{most, 1}), "");  // of one row a stride says nothing
   x[0] = 1;
   EXPECT_TRUE(contains(refusal([] { matrix<const float>(span_of<float>{nullptr, {1, 1}, {1, 1}}); }), "null pointer"));
   EXPECT_EQ(refusal([] { matrix<const float>(span_of<float>{nullptr, {0, 4}, {4, 1}}); }), "");

@@ -61,10 +61,17 @@ void require_pointer(const char* function, const void* pointer, const char* name
   if (pointer == nullptr) refuse(function, std::string(name) + " is NULL");
 }
 
-matrix_view<const float> view(const linattn_input& x) {
-  return matrix_view<const float>(x.data, x.rows, x.cols, x.row_stride);
+template <class T, class Matrix>
+matrix_view<T> view_of(const Matrix& x) {
+  const matrix_view<T> view(x.data, x.rows, x.cols, x.row_stride);
+  if (!linattn::detail::is_addressable(x.rows, x.cols, x.row_stride, sizeof(T))) {
+    linattn::detail::refuse("matrix_view", "no memory holds ", linattn::detail::shape_text{x.rows, x.cols},
+                            " with row stride ", x.row_stride);
+  }
+  return view;
 }
-matrix_view<float> view(const linattn_output& x) { return matrix_view<float>(x.data, x.rows, x.cols, x.row_stride); }
+matrix_view<const float> view(const linattn_input& x) { return view_of<const float>(x); }
+matrix_view<float> view(const linattn_output& x) { return view_of<float>(x); }
 
 // The rule's inputs, or the places for their gradients, from what C gives; a member that the rule does not have must
 // not be given.

@@ -286,6 +286,8 @@ static void test_refusals(void) {
           "linattn::forward_causal: k is (4, 4)");
   REFUSED(linattn_forward_causal(state, x, x, x, NULL, to(out, 5, 3)), "linattn::forward_causal: out is (5, 3)");
   REFUSED(linattn_forward_causal(state, rows(q, -5, 4), x, x, NULL, to(out, 5, 4)), "a size is negative");
+  linattn_input endless = rows(q, INT64_MAX / 4, 4);
+  REFUSED(linattn_forward_causal(state, endless, x, x, NULL, to(out, 5, 4)), "no memory holds");
   linattn_output overlapping = to(out, 5, 4);
   overlapping.row_stride = 3;
   REFUSED(linattn_forward_causal(state, x, x, x, NULL, overlapping), "rows of an output overlap");

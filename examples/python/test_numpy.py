@@ -157,6 +157,12 @@ def test_refusals():
         refused(ValueError, "rows of an output overlap",
                 lambda: call(q, k, v, out=np.lib.stride_tricks.as_strided(v.copy(), v.shape, (4, 4))))
         refused(ValueError, "an output overlaps an input", lambda: call(q, k, v, out=v))
+        # Slices of one array that interleave, and share nothing.
+        shared = np.zeros((2 * N, q.shape[1] + H * M), np.float32)
+        shared[:N, : q.shape[1]] = q
+        call(shared[:N, : q.shape[1]], k, v, out=shared[::2, q.shape[1] :])
+        refused(ValueError, "an output overlaps an input",
+                lambda: call(shared[:N, : q.shape[1]], k, v, out=shared[::2, : H * M]))
         # The library's own sentences, with both sizes.
         refused(ValueError, "out is (39, 6)", lambda: call(q, k, v, out=np.zeros((N - 1, H * M), np.float32)))
         refused(ValueError, "v is (40, 8)", lambda: call(q, k, k))

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 LINATTN_NAMESPACE_BEGIN
 
@@ -135,7 +136,7 @@ class matrix_view {
       m_data = x.data_handle();
       m_rows = detail::index_of("matrix_view", x.extent(0));
       m_cols = detail::index_of("matrix_view", x.extent(1));
-      m_row_stride = detail::index_of("matrix_view", x.stride(0));
+      m_row_stride = m_rows <= 1 ? m_cols : detail::index_of("matrix_view", x.stride(0));  // of one row it says nothing
       const Eigen::Index stride = detail::index_of("matrix_view", x.stride(1));
       if (m_rows > 0 && m_cols > 1 && stride != 1) {
         detail::refuse("matrix_view", "the mdspan ", detail::shape_text{m_rows, m_cols}, " has strides ",
@@ -267,35 +268,38 @@ class vector_view {
 
 namespace detail {
 
-/// Whether two strided views share an element's memory. Column blocks of one matrix (equal row strides, disjoint
-/// columns) do not, although their address ranges interleave.
+/// Whether two strided views share a byte. Exact: column blocks of one matrix share none, although their addresses
+/// interleave. Costs a few comparisons where one ends before the other begins, and a division a row of the shorter one
+/// elsewhere.
 template <class A, class B>
 bool overlap(const matrix_view<A>& a, const matrix_view<B>& b) noexcept {
   if (a.rows() == 0 || a.cols() == 0 || b.rows() == 0 || b.cols() == 0) return false;
-  struct range {
-    std::intptr_t first, last;
+  struct rows_in_memory {  // in bytes; the direction of a walk does not matter, and of one row the stride does not
+    std::intptr_t first, count, stride, width;
+    std::intptr_t end() const { return first + (count - 1) * stride + width; }
   };
-  const auto bytes_of = [](const auto& x) {
-    const auto stride = static_cast<std::intptr_t>(x.row_stride()) * static_cast<std::intptr_t>(sizeof(*x.data()));
-    const auto begin = reinterpret_cast<std::intptr_t>(x.data());
-    const auto far = begin + static_cast<std::intptr_t>(x.rows() - 1) * stride;
-    const auto width = static_cast<std::intptr_t>(x.cols()) * static_cast<std::intptr_t>(sizeof(*x.data()));
-    return range{begin < far ? begin : far, (begin < far ? far : begin) + width};
+  const auto rows_of = [](const auto& x) {
+    constexpr auto size = static_cast<std::intptr_t>(sizeof(*x.data()));
+    rows_in_memory rows{reinterpret_cast<std::intptr_t>(x.data()), 1, 1, x.cols() * size};
+    if (x.rows() > 1 && x.row_stride() != 0) {
+      rows.count = x.rows();
+      rows.stride = x.row_stride() * size;
+      if (rows.stride < 0) {
+        rows.first += (rows.count - 1) * rows.stride;
+        rows.stride = -rows.stride;
+      }
+    }
+    return rows;
   };
-  const range ra = bytes_of(a);
-  const range rb = bytes_of(b);
-  if (ra.last <= rb.first || rb.last <= ra.first) return false;
-  // The direction of a walk does not matter, and one row fits any stride.
-  const auto stride_of = [](const auto& x) {
-    const auto bytes = static_cast<std::intptr_t>(x.row_stride()) * static_cast<std::intptr_t>(sizeof(*x.data()));
-    return x.rows() == 1 ? std::intptr_t(0) : bytes < 0 ? -bytes : bytes;
-  };
-  const std::intptr_t stride = a.rows() == 1 ? stride_of(b) : stride_of(a);
-  if (stride == 0 || (b.rows() != 1 && stride != stride_of(b))) return true;
-  const std::intptr_t shift = ((rb.first - ra.first) % stride + stride) % stride;  // b's columns, seen from a's row
-  const auto width_a = static_cast<std::intptr_t>(a.cols()) * static_cast<std::intptr_t>(sizeof(A));
-  const auto width_b = static_cast<std::intptr_t>(b.cols()) * static_cast<std::intptr_t>(sizeof(B));
-  return shift < width_a || shift + width_b > stride;
+  rows_in_memory few = rows_of(a), many = rows_of(b);
+  if (few.end() <= many.first || many.end() <= few.first) return false;
+  if (few.count > many.count) std::swap(few, many);
+  for (std::intptr_t low = few.first; few.count > 0; --few.count, low += few.stride) {
+    const std::intptr_t gone = low - many.first - many.width;  // a row that begins there, or before, ends before `low`
+    const std::intptr_t next = gone < 0 ? 0 : gone / many.stride + 1;
+    if (next < many.count && many.first + next * many.stride < low + few.width) return true;
+  }
+  return false;
 }
 
 }  // namespace detail

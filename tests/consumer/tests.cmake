@@ -49,3 +49,7 @@ linattn_add_refusal(next_minor_refused "compatible with requested version \"${PR
 linattn_add_refusal(old_eigen_refused "${too_old}" ${eigen_3_3})
 linattn_add_refusal(old_eigen_refused_in_subdirectory "${too_old}" -DLINATTN_SOURCE_DIR=${PROJECT_SOURCE_DIR}
                     ${eigen_3_3})
+linattn_add_refusal(isa_name_refused "my-attention is no C identifier" -DLINATTN_ISA_NAME=my-attention
+                    -DLINATTN_ISA_LEVEL=x86-64)
+linattn_add_refusal(isa_level_refused "the level haswell is none of" -DLINATTN_ISA_NAME=attention
+                    -DLINATTN_ISA_LEVEL=haswell)

@@ -56,8 +56,9 @@ inline bool is_addressable(Eigen::Index rows, Eigen::Index cols, Eigen::Index ro
                            std::size_t element_bytes) noexcept {
   const Eigen::Index most = std::numeric_limits<Eigen::Index>::max() / static_cast<Eigen::Index>(element_bytes);
   if (rows == 0 || cols == 0) return true;
-  if (cols > most || row_stride > most || row_stride < -most) return false;
-  return rows == 1 || (row_stride < 0 ? -row_stride : row_stride) <= (most - cols) / (rows - 1);
+  if (cols > most || rows == 1) return cols <= most;
+  if (row_stride > most || row_stride < -most) return false;
+  return (row_stride < 0 ? -row_stride : row_stride) <= (most - cols) / (rows - 1);
 }
 
 }  // namespace detail
