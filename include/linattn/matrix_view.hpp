@@ -172,7 +172,9 @@ class matrix_view {
     if (m_data == nullptr && m_rows > 0 && m_cols > 0) {
       detail::refuse("matrix_view", "a null pointer cannot hold ", detail::shape_text{m_rows, m_cols});
     }
-    if (!std::is_const_v<T> && m_rows > 1 && -m_cols < m_row_stride && m_row_stride < m_cols) {
+    const auto stride = static_cast<std::size_t>(m_row_stride);
+    const std::size_t distance = m_row_stride < 0 ? 0 - stride : stride;  // of the least Index, too
+    if (!std::is_const_v<T> && m_rows > 1 && distance < static_cast<std::size_t>(m_cols)) {
       detail::refuse("matrix_view", "rows of an output overlap: row stride ", m_row_stride, " for ", m_cols,
                      " columns");
     }
