@@ -92,8 +92,7 @@ Inputs inputs_of(const char* function, const Gates* gates) {
   return x;
 }
 
-// ---- what C's handles hold: an operator and its states, whatever their types
-// -----------------------------------------
+// ---- what C's handles hold: an operator and its states, whatever their types ----
 
 struct any_state {
   any_state() = default;
