@@ -16,6 +16,7 @@
 #include <linattn/detail/rows_ahead.hpp>
 
 #include <algorithm>
+#include <bit>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -197,21 +198,19 @@ inline constexpr Eigen::Index feature_tile = (16 * 1024) / (2 * packet<T>::size 
 template <class Layout>
 inline constexpr bool is_small = Layout::is_fixed&& Layout().size() <= 1024;
 
-/// f(packets, m, panel number, panels) for the panels of `widest` packets of a row, and the narrower ones at its end.
+/// f(packets, m, panel number, panels) for the panels of `widest` packets of a row, a power of two, from its column m
+/// on, and for what is left at its end in panels of half as many, and so on.
 template <Eigen::Index widest, class T, class F>
 LINATTN_INLINE void for_each_panel(Eigen::Index row_stride, const F& f) {
   constexpr Eigen::Index size = packet<T>::size;
   const Eigen::Index panels = (row_stride + widest * size - 1) / (widest * size);
-  const auto panel = [&](auto packets, Eigen::Index m)
-                         LINATTN_INLINE_LAMBDA { f(packets, m, m / (widest * size), panels); };
   Eigen::Index m = 0;
-  for (; m + widest * size <= row_stride; m += widest * size) panel(std::integral_constant<Eigen::Index, widest>(), m);
-  if constexpr (widest > 2) {
-    for (; m + 2 * size <= row_stride; m += 2 * size) panel(std::integral_constant<Eigen::Index, 2>(), m);
-  }
-  if constexpr (widest > 1) {
-    for (; m < row_stride; m += size) panel(std::integral_constant<Eigen::Index, 1>(), m);
-  }
+  unroll<std::bit_width(std::size_t(widest))>([&](auto halvings) LINATTN_INLINE_LAMBDA {
+    constexpr Eigen::Index packets = widest >> number<decltype(halvings)>;
+    for (; m + packets * size <= row_stride; m += packets * size) {
+      f(std::integral_constant<Eigen::Index, packets>(), m, m / (widest * size), panels);
+    }
+  });
 }
 
 /// `blocks` micro-blocks of one head against its S (C, M), without the normaliser. Panel by panel and tile by tile, so
