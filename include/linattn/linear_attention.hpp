@@ -26,6 +26,7 @@
 #include <linattn/update_rules/decay.hpp>
 #include <linattn/update_rules/delta.hpp>
 #include <linattn/update_rules/gated.hpp>
+#include <linattn/update_rules/normalized.hpp>
 #include <linattn/workspace.hpp>
 
 #include <concepts>
@@ -131,7 +132,7 @@ class linear_attention {
   using token = vector_view<const Scalar>;
   static constexpr rule_traits rule = detail::rule_with<FeatureMap, UpdateRule::traits>;
   static_assert(rule.is_served(),
-                "linattn: no engine for these traits: a rule that corrects, or decays per head, keeps no z; one that "
+                "linattn: no engine for these traits: a rule that corrects keeps no z; one that "
                 "corrects reads after it writes; decays of the operator are one per head");
   using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,

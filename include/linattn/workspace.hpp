@@ -81,8 +81,14 @@ struct workspace_layout {
   constexpr Eigen::Index value_outputs() const noexcept { return feature_outputs() + lines(state.feature_stride()); }
   constexpr Eigen::Index gradient_tile() const noexcept { return value_outputs() + lines(state.row_stride()); }
   constexpr Eigen::Index sums() const noexcept { return gradient_tile() + lines(tile_stride()); }
+  constexpr Eigen::Index log_scales() const noexcept {
+    return sums() + (Rule.normalizes ? state.heads * sum_stride() : 0);
+  }
+  constexpr Eigen::Index decay_sums() const noexcept {
+    return log_scales() + (Rule.log_scaled ? state.heads * sum_stride() : 0);
+  }
   constexpr Eigen::Index own_transposed() const noexcept {
-    return sums() + (decays ? 2 : 1) * state.heads * sum_stride();
+    return decay_sums() + (Rule.decay != decay_kind::none ? 2 : 0) * state.heads * sum_stride();
   }
   constexpr Eigen::Index gradient_correction() const noexcept { return own_transposed() + transposed().size(); }
   constexpr Eigen::Index end_of_gradients() const noexcept {

@@ -1,4 +1,4 @@
-// expect: no engine for these traits: a rule that corrects, or decays per head, keeps no z
+// expect: no engine for these traits: a rule that corrects keeps no z
 #include <linattn/linattn.hpp>
 
 struct rule_of_traits_that_no_engine_serves {

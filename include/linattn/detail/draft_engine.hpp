@@ -293,11 +293,13 @@ struct draft_engine {
           }
         });
     if constexpr (rule.normalizes) {
-      static_assert(!decays);
       T* const z = S_h + state.z_offset();
       for (Eigen::Index c = 0; c < stride; c += P::size) {
         P total = P::load(z + c);
-        for (Eigen::Index i = 0; i < tokens; ++i) total = total + P::load(writing + i * stride + c);
+        for (Eigen::Index i = 0; i < tokens; ++i) {
+          if (decays && i % block == 0) total = total * P::load(carry + i / block * stride + c);
+          total = total + P::load(writing + i * stride + c);
+        }
         total.store(z + c);
       }
     }

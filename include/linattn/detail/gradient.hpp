@@ -46,7 +46,6 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   using base::m_layout;
   using base::m_packing;
   using base::m_queries;
-  using base::m_sums;
   using base::m_transposed;
   using base::m_values;
   using base::pack_rows;
@@ -66,6 +65,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
       : base(forward, a, scratch),
         m_policy(forward.policy),
         m_normalizes(forward.normalizes),
+        m_log_scales(scratch + m_layout.log_scales()),
         m_scales(scratch + m_layout.beta()) {}
 
   /// Causal: `initial`, the state before row 0 or null; `dstate`, the gradient with respect to the final state, becomes
@@ -98,10 +98,8 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
  private:
-  T* sums(const head_tile& t) const { return m_sums + t.head * m_layout.sum_stride(); }  // z (C)
-  T* log_scales(Eigen::Index head) const {
-    return m_sums + (m_layout.state.heads + head) * m_layout.sum_stride();
-  }  // of S and z (C)
+  T* sums(const head_tile& t) const { return base::sums(t.head); }
+  T* log_scales(Eigen::Index head) const { return m_log_scales + head * m_layout.sum_stride(); }  // of S and z (C)
 
   template <bool Backwards, class F>
   void for_each_tile(Eigen::Index tokens, const std::uint8_t* mask, const F& f) const {
@@ -114,7 +112,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     this->for_each_head([&](Eigen::Index h) {
       const T* const head = initial == nullptr ? nullptr : initial + place_of(h);
       if constexpr (rule.normalizes) {
-        T* const z = m_sums + h * m_layout.sum_stride();
+        T* const z = base::sums(h);
         std::fill_n(z, m_layout.sum_stride(), T(0));
         if (head != nullptr) std::copy_n(head + m_layout.state.z_offset(), features(), z);
       }
@@ -338,11 +336,12 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     m_packing.template pack<Role, Backwards>(x, rows, block, where, phi);
   }
 
-  /// z or dz (C) before row r is added to it, where log scales move.
+  /// z or dz (C) before row r is added to it, by the rule's decay or where log scales move.
   LINATTN_INLINE void decay_by(Eigen::Index r, T* z) const {
-    if constexpr (rule.log_scaled) {
-      const T* const decay = m_decay + r * feature_stride();
-      for (Eigen::Index c = 0; c < features(); c += P::size) (P::load(decay + c) * P::load(z + c)).store(z + c);
+    constexpr decay_axis axis = with_decay(reads_only, decay_axis::row).decay;
+    for (Eigen::Index c = 0; axis != decay_axis::none && c < features(); c += P::size) {
+      const P decay = axis == decay_axis::row ? P::load(m_decay + r * feature_stride() + c) : P(m_decay[r]);
+      (decay * P::load(z + c)).store(z + c);
     }
   }
 
@@ -414,7 +413,8 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
 
   denominator_policy m_policy;
   bool m_normalizes;
-  T* m_scales;  // (T), logarithms of what queries, or keys, are scaled by
+  T* m_log_scales;  // (H, C)
+  T* m_scales;      // (T), logarithms of what queries, or keys, are scaled by
 };
 
 }  // namespace detail

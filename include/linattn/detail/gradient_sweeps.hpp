@@ -66,6 +66,7 @@ class gradient_sweeps {
         m_dphi(scratch + m_layout.feature_outputs()),
         m_dvalues(scratch + m_layout.value_outputs()),
         m_sums(scratch + m_layout.sums()),
+        m_decay_sums(scratch + m_layout.decay_sums()),
         m_transposed(scratch + m_layout.own_transposed()) {}
 
   Eigen::Index tokens() const { return m_a.keys; }
@@ -186,6 +187,7 @@ class gradient_sweeps {
           T* const row = dstate + place_of(h) + c * row_stride();
           const P factor(decay[per_feature ? c : 0]);
           for (Eigen::Index m = 0; m < row_stride(); m += P::size) (factor * P::load(row + m)).store(row + m);
+          if (rule.normalizes) dstate[place_of(h) + m_layout.state.z_offset() + c] *= decay[per_feature ? c : 0];
         }
       });
     }
@@ -197,7 +199,7 @@ class gradient_sweeps {
 
   bool wants_decays() const { return has_log_decay && m_a.dlog_decay.data != nullptr; }
 
-  /// rowsum(S_N * dS_N), the first term of the sums; S(head, c, m).
+  /// rowsum(S_N * dS_N), the first term of the sums, z a column of S; S(head, c, m).
   template <class State>
   void begin_decay_sums(const T* dstate, const State& S) const {
     if (!wants_decays()) return;
@@ -206,6 +208,7 @@ class gradient_sweeps {
       for (Eigen::Index c = 0; c < features(); ++c) {
         const T* const row = dstate + place_of(h) + c * row_stride();
         for (Eigen::Index m = 0; m < value_dim(); ++m) total += double(S(h, c, m)) * double(row[m]);
+        if (rule.normalizes) total += double(sums(h)[c]) * double(dstate[place_of(h) + m_layout.state.z_offset() + c]);
         const Eigen::Index place = per_feature ? c : 0;
         decay_sums(h)[place] = T(total);
         decay_sums(h)[sum_stride() + place] = T(total - double(T(total)));
@@ -254,7 +257,8 @@ class gradient_sweeps {
   }
 
   Eigen::Index sum_stride() const { return m_layout.sum_stride(); }
-  T* decay_sums(Eigen::Index head) const { return m_sums + 2 * head * sum_stride(); }  // (2, C)
+  T* sums(Eigen::Index head) const { return m_sums + head * sum_stride(); }                  // z (C)
+  T* decay_sums(Eigen::Index head) const { return m_decay_sums + 2 * head * sum_stride(); }  // (2, C)
 
   const Layout& m_layout;
   [[no_unique_address]] decltype(forward_engine::states) m_states;
@@ -267,7 +271,8 @@ class gradient_sweeps {
   T* m_decay;       // (T, C) or (T)
   T* m_dphi;        // (T, C), what the kernel reads for dq and dk
   T* m_dvalues;     // (T, M), what it reads for dv
-  T* m_sums;        // (H, C): z; of rules that decay (H, 2, C)
+  T* m_sums;        // (H, C), z
+  T* m_decay_sums;  // (H, 2, C)
   T* m_transposed;  // (H, M, C)
 };
 

@@ -164,26 +164,42 @@ LINATTN_NOINLINE void call_micro_block(const head_rows<T>& x, state_pointer<Form
   micro_block<B, Packets, Form, T>(x, S, feature_stride, row_stride, rows, adds, clears);
 }
 
+/// The decay of a packet of features, the first of them `feature` behind those of the block's first token.
+template <kernel_form Form, class T>
+LINATTN_INLINE packet<T> decay_of(const head_rows<T>& x, Eigen::Index feature, Eigen::Index token) {
+  if constexpr (Form.decay == decay_axis::row) return packet<T>::load(x.decay + feature);
+  return packet<T>::broadcast(x.decay + token);
+}
+
+template <kernel_form Form, class T>
+LINATTN_INLINE packet<T> without_silence(const packet<T>& total, bool clears) {
+  if constexpr (Form.decay != decay_axis::none) {
+    if (clears) return zero_below(total, silence<T>);
+  }
+  return total;
+}
+
 /// The normaliser's half of a micro-block: z (C) and, where Normalizes, one denominator a token. q, k (B, C) and z are
-/// padded with zeros to whole packets, `stride` elements; decays vary along the features, or not at all.
+/// padded with zeros to whole packets, `stride` elements. What has decayed into
+/// silence is cleared with every block.
 template <Eigen::Index B, bool Normalizes, kernel_form Form, class T>
 LINATTN_INLINE void normalizer_block(const head_rows<T>& x, Eigen::Index stride, state_pointer<Form, T> z,
                                      T* denominators) {
-  static_assert(Form.decay == decay_axis::none || Form.decay == decay_axis::row);
+  static_assert(Form.decay != decay_axis::column);
   using P = packet<T>;
   P product[B];  // (B)
   unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { product[i] = P::zero(); });
   for (Eigen::Index c = 0; c < stride; c += P::size) {
     P total = P::load(z + c);
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {
-      if constexpr (Form.writes && Form.decay == decay_axis::row) {
-        total = fma(P::load(x.decay + i * stride + c), total, P::load(x.k + i * stride + c));
+      if constexpr (Form.writes && Form.decay != decay_axis::none) {
+        total = fma(decay_of<Form>(x, i * stride + c, i), total, P::load(x.k + i * stride + c));
       } else if constexpr (Form.writes) {
         total = total + P::load(x.k + i * stride + c);
       }
       if constexpr (Normalizes) product[i] = fma(P::load(x.q + i * stride + c), total, product[i]);
     });
-    if constexpr (Form.writes) total.store(z + c);
+    if constexpr (Form.writes) without_silence<Form>(total, x.clears).store(z + c);
   }
   if constexpr (Normalizes) {
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { denominators[i] = sum(product[i]); });
@@ -280,6 +296,8 @@ LINATTN_INLINE void inline_normalize(Eigen::Index stride, Eigen::Index blocks, c
                                      state_pointer<Form, T> z, T* denominators) {
   for (Eigen::Index i = 0; i < blocks * B; i += B) {
     head_rows<T> block{x.q + i * stride, x.k + i * stride};
+    block.clears = x.clears;
+    if constexpr (Form.decay == decay_axis::token) block.decay = x.decay + i;
     if constexpr (Form.decay == decay_axis::row) block.decay = x.decay + i * stride;
     normalizer_block<B, Normalizes, Form>(block, stride, z, denominators + i);
   }

@@ -81,14 +81,14 @@ LINATTN_INLINE void shared_normalizer(const head_rows<T>& x, Eigen::Index stride
   unroll<R>([&](auto r) LINATTN_INLINE_LAMBDA { product[r] = P::zero(); });
   for (Eigen::Index c = 0; c < stride; c += P::size) {
     P total = P::load(z + c);
-    if constexpr (Form.decay == decay_axis::row) {
-      total = fma(P::load(x.decay + c), total, P::load(x.k + c));
+    if constexpr (Form.decay != decay_axis::none) {
+      total = fma(decay_of<Form>(x, c, 0), total, P::load(x.k + c));
     } else {
       total = total + P::load(x.k + c);
     }
     unroll<R>([&](auto r)
                   LINATTN_INLINE_LAMBDA { product[r] = fma(P::load(x.q + r * stride + c), total, product[r]); });
-    if constexpr (Keeps) total.store(z + c);
+    if constexpr (Keeps) without_silence<Form>(total, x.clears).store(z + c);
   }
   unroll<R>([&](auto r) LINATTN_INLINE_LAMBDA { denominators[r] = sum(product[r]); });
 }
@@ -120,6 +120,8 @@ LINATTN_NOINLINE void attend_shared(const Layout& layout, Eigen::Index tokens, E
   if constexpr (Layout::rule.normalizes) {
     for (Eigen::Index i = 0; i < tokens; ++i) {
       head_rows<T> token{x.q + i * readers * stride, x.k + i * stride};
+      token.clears = x.clears;
+      if constexpr (Form.decay == decay_axis::token) token.decay = x.decay + i;
       if constexpr (Form.decay == decay_axis::row) token.decay = x.decay + i * stride;
       if constexpr (Normalizes) {
         for_each_go(readers, [&](Eigen::Index first, auto count, auto last) LINATTN_INLINE_LAMBDA {
