@@ -39,6 +39,8 @@ namespace {
 
 using Eigen::Index;
 using linear = linattn::transformer<linattn::linear_attention<linattn::elu_plus_one>>;
+using fading =
+    linattn::transformer<linattn::linear_attention<linattn::elu_plus_one, linattn::normalized<linattn::decay>>>;
 using softmax = linattn::transformer<linattn::cached_softmax<float>>;
 
 const std::string data = LINATTN_EXAMPLES_DIR "/data/";
@@ -176,21 +178,32 @@ pictures::sheet draw_completions(const Model& model, const image_format& format,
   return page;
 }
 
+linear as_linear(const linattn::loaded_transformer<float>& file) {
+  return linear(file.options, file.weights, linear::attention_type(file.attention));
+}
+fading as_fading(const linattn::loaded_transformer<float>& file) {
+  return fading(file.options, file.weights,
+                fading::attention_type(file.attention, {}, {linattn::decay(file.log_decay)}));
+}
+softmax as_softmax(const linattn::loaded_transformer<float>& file, const image_format& format) {
+  return softmax(file.options, file.weights, softmax::attention_type(file.attention, format.pixels()));
+}
+
 /// The paper's three ways to generate, with the same weights: times do not depend on what they were trained for.
 void compare_speed(const linattn::loaded_transformer<float>& file, const image_format& format, Index batch) {
   const Index n = format.pixels();
   const double width = double(file.weights.layers[0].linear1.weight.cols());  // F; a layer's flops, over 2 F:
   const double products = 4 * width + 2 * double(file.weights.layers[0].linear1.weight.rows());
   const double flop_ratio = (products + double(n)) / (products + 2 * double(file.attention.head_dim));
-  const linear as_linear(file.options, file.weights, linear::attention_type(file.attention));
-  const softmax as_softmax(file.options, file.weights, softmax::attention_type(file.attention, n));
+  const softmax with_softmax = as_softmax(file, format);
   std::printf("\nimages of %td tokens per second, %td at once, one thread:\n", n, batch);
-  const double rate = images_per_second(as_linear, format, batch);
+  const double rate = file.log_decay.empty() ? images_per_second(as_linear(file), format, batch)
+                                             : images_per_second(as_fading(file), format, batch);
   std::printf("%10.3g  linear attention, as a recurrent network\n", rate);
-  const double cached = images_per_second(as_softmax, format, batch);
+  const double cached = images_per_second(with_softmax, format, batch);
   std::printf("%10.3g  softmax with a cache of keys and values: %.2f times as long, %.2f times the flops\n", cached,
               rate / cached, flop_ratio);
-  const double uncached = images_per_second_uncached(as_softmax, format);
+  const double uncached = images_per_second_uncached(with_softmax, format);
   std::printf("%10.3g  softmax without: %.0f times as long (12 positions measured, straight lines between)\n", uncached,
               rate / uncached);
   if (n < 256)
@@ -239,12 +252,9 @@ int run(std::string path, bool digits, bool quick) {
       (w.positions.rows() > 0 && w.positions.rows() < format.pixels())) {
     throw std::invalid_argument(path + ": the tensors are not those of such images");
   }
-  if (file.attention_name == "elu_plus_one") {
-    return show(linear(file.options, w, linear::attention_type(file.attention)), file, quick);
-  }
-  if (file.attention_name == "softmax") {
-    return show(softmax(file.options, w, softmax::attention_type(file.attention, format.pixels())), file, quick);
-  }
+  if (file.attention_name == "elu_plus_one") return show(as_linear(file), file, quick);
+  if (file.attention_name == "elu_plus_one_decay") return show(as_fading(file), file, quick);
+  if (file.attention_name == "softmax") return show(as_softmax(file, format), file, quick);
   throw std::invalid_argument(path + ": attention '" + file.attention_name + "' is not known here");
 }
 

@@ -117,7 +117,7 @@ TEST(TransformerIo, WhatIsSavedIsLoaded) {
 
 /// Everything a file can say that is not what it says by default.
 TEST(TransformerIo, AModelThatIsLoadedComputesWhatTheSavedOneDid) {
-  using attention = linattn::linear_attention<linattn::elu_plus_one>;
+  using attention = linattn::linear_attention<linattn::elu_plus_one, linattn::decay>;
   const std::string path = testing::TempDir() + "transformer_io_shared.safetensors";
   loaded_transformer<float> saved;
   saved.options = {.wiring = linattn::wiring::post_norm,
@@ -136,6 +136,7 @@ TEST(TransformerIo, AModelThatIsLoadedComputesWhatTheSavedOneDid) {
     tensor = support::normal_matrix<float>(tensor.rows(), tensor.cols(), ++seed);
   });
   saved.attention = {.head_dim = 3, .value_dim = 2, .heads = 4, .key_heads = 1, .value_heads = 2};
+  saved.log_decay = {-0.5, 0};
   saved.metadata = {{"key_heads", "7"}};  // of another model, and overwritten
   linattn::save_transformer(path, saved);
   const auto loaded = linattn::load_transformer<float>(safetensors_file::open(path));
@@ -144,9 +145,11 @@ TEST(TransformerIo, AModelThatIsLoadedComputesWhatTheSavedOneDid) {
   EXPECT_EQ(loaded.attention.key_heads, 1);
   EXPECT_EQ(loaded.attention.value_heads, 2);
   EXPECT_EQ(loaded.attention.value_dim, 2);
+  EXPECT_EQ(loaded.log_decay, saved.log_decay);
   const row_matrix<float> x = support::normal_matrix<float>(6, 3, 99);
   const auto run = [&](const auto& m) {
-    return linattn::transformer(m.options, m.weights, attention(m.attention)).forward_causal(x);
+    return linattn::transformer(m.options, m.weights, attention(m.attention, {}, linattn::decay(m.log_decay)))
+        .forward_causal(x);
   };
   EXPECT_EQ(run(loaded), run(saved));
 }
@@ -253,6 +256,11 @@ TEST(TransformerIo, MetadataThatDoNotSayWhatTheyMustAreRefused) {
   }
   for (const char* const number : {"", "0", "-1e-5", "1e-5x", "\"1\"", "nan"}) {
     EXPECT_EQ(with("norm_epsilon", number), prefix + "say norm_epsilon = '" + number + "', which is no number above 0");
+  }
+  for (const char* const list :
+       {"", "-1", "[]", "[-1]", "[-1, 0.5]", "[-1, \"0\"]", "[-1, 0, 0]", "[-1, -1e999]", "[-1, 0"}) {
+    EXPECT_EQ(with("log_decay", list),
+              prefix + "say log_decay = '" + list + "', which is no array of 2 numbers <= 0, one for each value head");
   }
   // Heads whose product is that of the weights, 6, only modulo 2^64, among others.
   for (const char* const number : {"1", "3", "4", "9223372036854775807"}) {

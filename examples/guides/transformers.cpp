@@ -9,8 +9,9 @@
 int main() {
   const auto file =
       linattn::load_transformer<float>(linattn::safetensors_file::open("examples/data/digits_linear.safetensors"));
-  using attention = linattn::linear_attention<linattn::elu_plus_one>;
-  const linattn::transformer<attention> model(file.options, file.weights, attention(file.attention));
+  using attention = linattn::linear_attention<linattn::elu_plus_one, linattn::normalized<linattn::decay>>;
+  const linattn::transformer<attention> model(file.options, file.weights,
+                                              attention(file.attention, {}, {linattn::decay(file.log_decay)}));
 
   auto ws = model.make_workspace(64);  // of up to 64 tokens, or sequences, at once
   auto s = model.make_state();

@@ -1,5 +1,6 @@
 """Checks of common.py, in seconds and without training.  python3 check.py"""
 
+import itertools
 import os
 import tempfile
 
@@ -13,8 +14,11 @@ def difference(a, b):
     return (a - b).abs().max().item()
 
 
-def attention_by_definition(query, key, value):
-    weights = (common.feature_map(query) @ common.feature_map(key).transpose(-1, -2)).tril()
+def attention_by_definition(query, key, value, log_decay):
+    query, key = (torch.nn.functional.elu(x) + 1 for x in (query, key))
+    place = torch.arange(query.shape[-2])
+    fading = torch.exp(log_decay)[:, None, None] ** (place[:, None] - place).clamp(min=0)
+    weights = (query @ key.transpose(-1, -2) * fading).tril()
     return weights @ value / weights.sum(dim=-1, keepdim=True)
 
 
@@ -24,9 +28,9 @@ def main():
     for length in (1, 7, 56, 57, 200):
         query, key, value = (torch.randn(2, 3, length, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
         weight = torch.randn(2, 3, length, 5, dtype=torch.float64)
-        for chunk in (1, 8, 56):
-            a = common.linear_attention(query, key, value, chunk)
-            b = attention_by_definition(query, key, value)
+        for chunk, log_decay in itertools.product((1, 8, 56), (torch.zeros(3), torch.tensor([-0.7, -0.1, 0.0]))):
+            a = common.linear_attention(query, key, value, log_decay.double(), chunk)
+            b = attention_by_definition(query, key, value, log_decay.double())
             assert difference(a, b) < bound, (length, chunk)
             for x, y in zip(torch.autograd.grad((a * weight).sum(), (query, key, value)),
                             torch.autograd.grad((b * weight).sum(), (query, key, value))):
@@ -41,7 +45,7 @@ def main():
                           torch.softmax(scores, dim=-1) @ value) < bound, length
     print("softmax attention by blocks: as by definition")
 
-    for attention in ("elu_plus_one", "softmax"):
+    for attention in ("elu_plus_one", "elu_plus_one_decay", "softmax"):
         for wiring, positions in (("pre_norm", "learned"), ("post_norm", "sinusoid_concatenated")):
             model = common.Transformer(
                 common.Architecture(13, 11, 64, 32, 2, 4, 64, attention, wiring, "gelu", positions))

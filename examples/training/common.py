@@ -28,15 +28,22 @@ class Architecture:
     layers: int
     heads: int
     feed_forward: int
-    attention: str = "elu_plus_one"  # or "softmax"
+    attention: str = "elu_plus_one"  # or "elu_plus_one_decay", or "softmax"
     wiring: str = "pre_norm"  # or "post_norm"
     activation: str = "gelu"  # or "relu"
     positions: str = "learned"  # or "sinusoid_concatenated"
 
+    def log_decay(self):
+        """(H): 0, or 1 - 2^-(2 h + 1) as a logarithm: half a weight is left after 1, 5, 22, 88, ... tokens."""
+        decays = self.attention == "elu_plus_one_decay"
+        return torch.tensor([math.log1p(-(2.0 ** -(2 * h + 1))) if decays else 0.0 for h in range(self.heads)])
+
     def metadata(self):
+        decays = {"log_decay": json.dumps([round(x, 6) for x in self.log_decay().tolist()])}
         return {
             "wiring": self.wiring,
             "attention": self.attention,
+            **(decays if self.attention == "elu_plus_one_decay" else {}),
             "heads": str(self.heads),
             "head_dim": str(self.width // self.heads),
             "activation": self.activation,
@@ -66,28 +73,35 @@ def feature_map(x):
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
-def linear_attention(query, key, value, chunk=CHUNK):
+def linear_attention(query, key, value, log_decay, chunk=CHUNK):
     """Causal linear attention of (B, H, N, D), (B, H, N, D), (B, H, N, M), exact, in memory that grows as N.
 
-    A column of ones beside the values makes the denominator one more output. Inside a chunk the scores are formed and
-    masked; everything before the chunk arrives as one (D, M + 1) state, the exclusive running sum of the chunks' own.
-    Autograd then keeps N / chunk states rather than N. No 1 / sqrt(D), and nothing is added to the denominator.
+    The weight of a key fades by exp(log_decay (H)) with every token after it. A column of ones beside the values makes
+    the denominator one more output. Inside a chunk the scores are formed and masked; everything before the chunk
+    arrives as one (D, M + 1) state, so that autograd keeps N / chunk states rather than N. No 1 / sqrt(D), and nothing
+    is added to the denominator.
     """
     query, key = feature_map(query), feature_map(key)
     value = functional.pad(value, (0, 1), value=1.0)
-    batch, heads, length, _ = query.shape
-    chunk = min(chunk, length)
+    length = query.shape[2]
+    chunk = length if length < 2 * chunk else chunk
     missing = -length % chunk
     if missing:  # Keys of zero features weigh nothing; what is computed for them is cut off before the division.
         query, key, value = (functional.pad(x, (0, 0, 0, missing)) for x in (query, key, value))
-    query, key, value = (x.reshape(batch, heads, -1, chunk, x.shape[-1]) for x in (query, key, value))
-    scores = (query @ key.transpose(-1, -2)) * torch.ones(chunk, chunk).tril()
+    query, key, value = (x.unflatten(2, (-1, chunk)) for x in (query, key, value))
+    log_decay = log_decay.to(query.dtype)[:, None, None, None]  # (H, chunks, rows, columns)
+    place = torch.arange(chunk)
+    distance = place[:, None] - place[None, :]
+    scores = (query @ key.transpose(-1, -2)) * torch.exp(log_decay * distance.clamp(min=0)).tril()
     out = scores @ value
     if query.shape[2] > 1:
-        totals = key[:, :, :-1].transpose(-1, -2) @ value[:, :, :-1]
-        before = functional.pad(torch.cumsum(totals, dim=2), (0, 0, 0, 0, 1, 0))
-        out = out + query @ before
-    out = out.reshape(batch, heads, length + missing, -1)[:, :, :length]
+        left = torch.exp(log_decay * (chunk - 1 - place)[:, None])  # of a key's weight when its chunk ends
+        totals = (key * left).transpose(-1, -2) @ value
+        states = [torch.zeros_like(totals[:, :, 0])]
+        for total in totals.unbind(dim=2)[:-1]:
+            states.append(states[-1] * torch.exp(log_decay[:, 0] * chunk) + total)
+        out = out + (query * torch.exp(log_decay * (place + 1)[:, None])) @ torch.stack(states, dim=2)
+    out = out.flatten(2, 3)[:, :, :length]
     return out[..., :-1] / out[..., -1:]
 
 
@@ -208,26 +222,29 @@ class Transformer:
             def attention(query, key, value):
                 return softmax_attention(query, key, value, self.attention_dropout, training)
         else:
-            attention = linear_attention
+            def attention(query, key, value):
+                return linear_attention(query, key, value, self.architecture.log_decay())
         return self._run(tokens, 0, [attention] * self.architecture.layers, training)
 
     def step(self, tokens, position, states):
         """logits (B, outputs) of one token (B,) a sequence; `states` (a list, at first empty) is brought up to date."""
         if not states:
             states.extend([None] * self.architecture.layers)
-        step = _softmax_step if self.architecture.attention == "softmax" else _linear_step
+        decay = torch.exp(self.architecture.log_decay())[:, None, None]
         attentions = [
-            lambda query, key, value, layer=layer: step(query, key, value, states, layer)
+            lambda query, key, value, layer=layer: (
+                _softmax_step(query, key, value, states, layer) if self.architecture.attention == "softmax" else
+                _linear_step(query, key, value, states, layer, decay))
             for layer in range(self.architecture.layers)
         ]
         return self._run(tokens[:, None], position, attentions, False)[:, 0]
 
 
-def _linear_step(query, key, value, states, layer):
+def _linear_step(query, key, value, states, layer, decay):
     query, key = feature_map(query), feature_map(key)
     value = functional.pad(value, (0, 1), value=1.0)
     write = key.transpose(-1, -2) @ value
-    states[layer] = write if states[layer] is None else states[layer] + write
+    states[layer] = write if states[layer] is None else decay * states[layer] + write
     out = query @ states[layer]
     return out[..., :-1] / out[..., -1:]
 

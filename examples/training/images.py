@@ -146,7 +146,9 @@ def store(model, data, options, path, dataset):
 
 
 def add_options(parser, **defaults):
-    parser.add_argument("--attention", choices=["elu_plus_one", "softmax", "both"], default="both")
+    parser.add_argument("--attention", choices=["linear", "softmax", "both"], default="both")
+    parser.add_argument("--linear", choices=["elu_plus_one", "elu_plus_one_decay"], default=defaults["linear"],
+                        help="which linear attention")
     parser.add_argument("--steps", type=int, default=defaults["steps"])
     parser.add_argument("--batch", type=int, default=defaults["batch"])
     parser.add_argument("--width", type=int, default=defaults["width"])
@@ -177,12 +179,13 @@ def run(options, data, dataset, prefix, report, augment=None):
     torch.set_num_threads(1)
     for folder in (options.checkpoints, options.curves):
         os.makedirs(folder, exist_ok=True)
-    for attention in ["elu_plus_one", "softmax"] if options.attention == "both" else [options.attention]:
-        name = f"{prefix}_{'linear' if attention == 'elu_plus_one' else 'softmax'}"
+    for kind in ["linear", "softmax"] if options.attention == "both" else [options.attention]:
+        name = f"{prefix}_{kind}"
         torch.manual_seed(options.seed)
         model = common.Transformer(common.Architecture(
             symbols=options.levels + 10, outputs=options.levels, length=options.side**2, width=options.width,
-            layers=options.layers, heads=options.heads, feed_forward=4 * options.width, attention=attention,
+            layers=options.layers, heads=options.heads, feed_forward=4 * options.width,
+            attention=options.linear if kind == "linear" else kind,
             activation=options.activation), dropout=options.dropout)
         print(f"{name}: {model.parameters()} parameters", flush=True)
         rows, seconds, finished = train(model, data, options, name, augment)

@@ -40,8 +40,9 @@ def load(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    images.add_options(parser, steps=3600, batch=32, width=64, layers=3, heads=4, activation="gelu", dropout=0.15,
-                       weight_decay=0.1, decay=0.5, average=0.998, every=200, patience=4)
+    images.add_options(parser, linear="elu_plus_one_decay", steps=3600, batch=32, width=64, layers=3, heads=4,
+                       activation="gelu", dropout=0.15, weight_decay=0.1, decay=0.5, average=0.998, every=200,
+                       patience=4)
     options = parser.parse_args()
     options.side, options.levels = SIDE, LEVELS
     os.makedirs(options.data, exist_ok=True)

@@ -56,8 +56,9 @@ def load(folder, side, data_folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    images.add_options(parser, steps=12000, batch=8, width=96, layers=3, heads=3, activation="relu", dropout=0.0,
-                       weight_decay=0.01, decay=0.3, average=0.998, every=200, patience=100)
+    images.add_options(parser, linear="elu_plus_one", steps=12000, batch=8, width=96, layers=3, heads=3,
+                       activation="relu", dropout=0.0, weight_decay=0.01, decay=0.3, average=0.998, every=200,
+                       patience=100)
     parser.add_argument("--side", type=int, choices=[28, 14], default=28)
     parser.add_argument("--dataset", default="/usr/share/datasets/fashion-mnist", help="folder of the four .gz files")
     options = parser.parse_args()

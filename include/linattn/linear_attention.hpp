@@ -132,8 +132,8 @@ class linear_attention {
   using token = vector_view<const Scalar>;
   static constexpr rule_traits rule = detail::rule_with<FeatureMap, UpdateRule::traits>;
   static_assert(rule.is_served(),
-                "linattn: no engine for these traits: a rule that corrects keeps no z; one that "
-                "corrects reads after it writes; decays of the operator are one per head");
+                "linattn: no engine for these traits: a rule that corrects, or reads before it writes, "
+                "keeps no z; one that corrects reads after it writes; decays of the operator are one per head");
   using state_type = state<rule, accumulator_type, Features, ValueDim, Heads>;
   using workspace_type = workspace<accumulator_type, HeadDim, ValueDim, Features, Heads,
                                    detail::is_differentiable<FeatureMap, accumulator_type>, rule>;

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 LINATTN_NAMESPACE_BEGIN
 
@@ -23,6 +24,7 @@ struct loaded_transformer {
   transformer_weights<T> weights;
   linattn::options attention;     ///< sizes and numbers of heads; the rest of it stays what `options` have by default
   std::string attention_name;     ///< "elu_plus_one", "softmax", ...: which operator the weights were trained with
+  std::vector<double> log_decay;  ///< those of the operator's rule, one for each value head; empty where it has none
   safetensors_metadata metadata;  ///< all of it
 };
 
@@ -50,13 +52,14 @@ transformer_weights<T> load_transformer_weights(const safetensors_file& file, co
 /// | input_width | a number from 1 on | E of vector inputs; F where it is missing |
 /// | norm_epsilon | a number above 0 | 1e-5 where it is missing |
 /// | attention | a name | as the file has it; "" where it is missing |
+/// | log_decay | a JSON array of numbers <= 0, one for each value head | none where it is missing |
 ///
 /// Throws for other values, and as above.
 template <class T>
 loaded_transformer<T> load_transformer(const safetensors_file& file, const tensor_names& names = {});
 
 /// Writes what load_transformer reads, elements as `storage`: the weights, what is in the table above, which stands in
-/// `options`, `attention` and `attention_name`, and the other keys of `metadata`. How heads are shared, query_scale,
+/// `options`, `attention`, `attention_name` and `log_decay`, and the other keys of `metadata`. How heads are shared, query_scale,
 /// normalize and denominator are not written: who makes the operator has to know them. Throws as save_safetensors does.
 template <class T>
 void save_transformer(const std::filesystem::path& path, const loaded_transformer<T>& model,

@@ -1,14 +1,13 @@
-// expect: no engine for these traits: a rule that corrects keeps no z
+// expect: no engine for these traits: a rule that corrects, or reads before it writes, keeps no z
 #include <linattn/linattn.hpp>
 
 struct rule_of_traits_that_no_engine_serves {
-  static constexpr linattn::rule_traits traits{
+  static constexpr linattn::rule_traits traits{.decay = linattn::decay_kind::per_feature,
+                                               .normalizes = true,
 #ifdef LINATTN_MUST_FAIL
-      .decay = linattn::decay_kind::per_head,
-#else
-      .decay = linattn::decay_kind::per_feature,
+                                               .reads_after_write = false
 #endif
-      .normalizes = true};
+  };
   template <class View>
   struct inputs {
     View log_decay;

@@ -75,13 +75,14 @@ model_file whole_model(bool is_decoder, bool learns_positions) {
   return file;
 }
 
-constexpr std::array<const char*, 13> keys = {"wiring",      "activation", "positions",   "heads",        "head_dim",
-                                              "input_width", "key_heads",  "value_heads", "norm_epsilon", "attention",
-                                              "dataset",     "",           "heads "};
-constexpr std::array<const char*, 20> words = {"paper", "post_norm", "none", "learned", "sinusoid_concatenated",
-                                               "relu",  "1",         "2",    "4",       "8",
-                                               "16",    "0",         "-1",   "0.5",     "1e-300",
-                                               "1e999", "NaN",       "[[",   "",        "9223372036854775807"};
+constexpr std::array<const char*, 14> keys = {
+    "wiring",       "activation", "positions", "heads",   "head_dim", "input_width", "key_heads", "value_heads",
+    "norm_epsilon", "attention",  "log_decay", "dataset", "",         "heads "};
+constexpr std::array<const char*, 22> words = {"paper",   "post_norm", "none", "learned", "sinusoid_concatenated",
+                                               "relu",    "1",         "2",    "4",       "8",
+                                               "16",      "0",         "-1",   "0.5",     "1e-300",
+                                               "1e999",   "NaN",       "[[",   "",        "9223372036854775807",
+                                               "[-1, 0]", "[0, {}]"};
 constexpr std::array<const char*, 16> kinds = {"bias",      "norm",     "linear1",   "linear2",  "query", "key",
                                                "value",     "out_",     "attention", "cross",    "norm3", "embedding",
                                                "predictor", "layers.1", "layers.0",  "positions"};

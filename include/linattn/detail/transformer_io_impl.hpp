@@ -110,6 +110,19 @@ inline double metadata_positive(const safetensors_metadata& metadata, std::strin
   return number.get<double>();
 }
 
+/// As many numbers <= 0 as there are heads.
+inline std::vector<double> metadata_decays(const safetensors_metadata& metadata, std::string_view key,
+                                           Eigen::Index heads) {
+  const std::string& text = metadata_text(metadata, key);
+  const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
+  const auto decays = [](const nlohmann::json& x) { return x.is_number() && x.get<double>() <= 0; };
+  if (!list.is_array() || Eigen::Index(list.size()) != heads || !std::all_of(list.begin(), list.end(), decays)) {
+    refuse("load_transformer", "the metadata say ", std::string(key), " = '", text, "', which is no array of ", heads,
+           " numbers <= 0, one for each value head");
+  }
+  return list.get<std::vector<double>>();
+}
+
 }  // namespace detail
 
 template <class T>
@@ -183,6 +196,7 @@ loaded_transformer<T> load_transformer(const safetensors_file& file, const tenso
                                    : attention.key_heads > 0 ? attention.key_heads
                                                              : attention.heads;
   if (sizes.value_width % value_heads == 0) attention.value_dim = sizes.value_width / value_heads;
+  if (of.contains("log_decay")) model.log_decay = detail::metadata_decays(of, "log_decay", value_heads);
   return model;
 }
 
@@ -209,6 +223,7 @@ void save_transformer(const std::filesystem::path& path, const loaded_transforme
             model.options.norm_epsilon);
   number_if(model.attention.key_heads > 0, "key_heads", model.attention.key_heads);
   number_if(model.attention.value_heads > 0, "value_heads", model.attention.value_heads);
+  number_if(!model.log_decay.empty(), "log_decay", model.log_decay);
   metadata["heads"] = std::to_string(model.attention.heads);
   metadata["head_dim"] = std::to_string(model.attention.head_dim);
   metadata["attention"] = model.attention_name;

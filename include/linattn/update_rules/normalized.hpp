@@ -16,18 +16,17 @@ LINATTN_NAMESPACE_BEGIN
 ///     linear_attention<elu_plus_one, normalized<decay>> attn({.head_dim = 64, .heads = 2}, {}, {decay({-0.7,
 ///     -0.01})}); linear_attention<elu_plus_one, normalized<gated<>>> attn({.head_dim = 64});
 ///
-/// Rule is `decay`, `gated`, `gated_bonus` or one of your own without correction; what it takes stays the same. The
-/// map's denominators should be positive (feature_map.hpp); with the options' denominator policy, and without the
-/// division where their `normalize` is false. Cost: C flops a token and head more. Numerics: as Rule; z is cleared
-/// where S is, so that after long silence a denominator is 0, as before the first token.
+/// Rule is `decay`, `gated` or one of your own that reads what it has written and does not correct; what it takes stays
+/// the same. The map's denominators should be positive (feature_map.hpp); with the options' denominator policy, and
+/// without the division where their `normalize` is false. Cost: C flops a token and head more. Numerics: as Rule; z is
+/// cleared where S is, so that after long silence a denominator is 0, as before the first token.
 template <class Rule>
 struct normalized : Rule {
-  static_assert(Rule::traits.corrects == correction::none,
-                "linattn: normalized<Rule>: a rule that corrects has no weights to divide by");
-  static constexpr rule_traits traits{.decay = Rule::traits.decay,
-                                      .fixed_decay = Rule::traits.fixed_decay,
-                                      .normalizes = true,
-                                      .reads_after_write = Rule::traits.reads_after_write};
+  static_assert(
+      Rule::traits.corrects == correction::none && Rule::traits.reads_after_write,
+      "linattn: normalized<Rule>: a rule that corrects, or reads before it writes, has no weights to divide by");
+  static constexpr rule_traits traits{
+      .decay = Rule::traits.decay, .fixed_decay = Rule::traits.fixed_decay, .normalizes = true};
 };
 
 LINATTN_NAMESPACE_END

@@ -35,10 +35,10 @@ struct rule_traits {
   constexpr bool is_ordered() const {
     return decay != decay_kind::none || corrects != correction::none || !reads_after_write;
   }
-  /// Whether the engine has this combination: z is no part of a correction, whose tokens see themselves; the operator's
-  /// own decays are one per head.
+  /// Whether the engine has this combination: z belongs to rules that read after they write and do not correct, and a
+  /// correction to rules that read after they write; the operator's own decays are one per head.
   constexpr bool is_served() const {
-    const bool has_z = !normalizes || corrects == correction::none;
+    const bool has_z = !normalizes || (corrects == correction::none && reads_after_write);
     const bool has_reading = reads_after_write || corrects == correction::none;
     return has_z && has_reading && (!fixed_decay || decay == decay_kind::per_head);
   }
