@@ -112,6 +112,13 @@ void vjp_causal(const Attention& attn, std::span<const typename Attention::state
                 batch_output<Attention> dk, batch_output<Attention> dv, const batch_input_gradients<Attention>& dx,
                 workspaces<Attention> ws, const Executor& executor = {}, const batch_options<Attention>& o = {},
                 std::span<typename Attention::parameter_gradient> dmap = {});
+/// The same for a rule that takes no inputs.
+template <class Attention, executor Executor = sequential>
+void vjp_causal(const Attention& attn, std::span<const typename Attention::state_type> s0, batch_input<Attention> q,
+                batch_input<Attention> k, batch_input<Attention> v, batch_input<Attention> dout,
+                std::span<typename Attention::state_type> ds, batch_output<Attention> dq, batch_output<Attention> dk,
+                batch_output<Attention> dv, workspaces<Attention> ws, const Executor& executor = {},
+                const batch_options<Attention>& o = {}, std::span<typename Attention::parameter_gradient> dmap = {});
 
 /// One token for each of B sequences, rows of x (B, H D): what `step` takes.
 template <class X>

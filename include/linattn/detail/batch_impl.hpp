@@ -203,4 +203,14 @@ void vjp_causal(const Attention& attn, std::span<const typename Attention::state
   });
 }
 
+template <class Attention, executor Executor>
+void vjp_causal(const Attention& attn, std::span<const typename Attention::state_type> s0, batch_input<Attention> q,
+                batch_input<Attention> k, batch_input<Attention> v, batch_input<Attention> dout,
+                std::span<typename Attention::state_type> ds, batch_output<Attention> dq, batch_output<Attention> dk,
+                batch_output<Attention> dv, workspaces<Attention> ws, const Executor& executor,
+                const batch_options<Attention>& o, std::span<typename Attention::parameter_gradient> dmap) {
+  static_cast<void>(detail::engine_access::no_inputs<Attention>());
+  vjp_causal(attn, s0, q, k, v, batch_inputs<Attention>(), dout, ds, dq, dk, dv, {}, ws, executor, o, dmap);
+}
+
 LINATTN_NAMESPACE_END
