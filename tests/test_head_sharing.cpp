@@ -6,6 +6,7 @@
 #include "support/compare.hpp"
 #include "support/inputs.hpp"
 #include "support/sanitizer.hpp"
+#include "support/shared_heads.hpp"
 
 #include <linattn/linattn.hpp>
 
@@ -25,6 +26,8 @@ using linattn::decay_kind;
 using linattn::head_sharing;
 using linattn::row_matrix;
 using linattn::vector_view;
+using support::heads_of;
+using support::shared;
 
 using gated_feature = linattn::gated<decay_kind::per_feature>;
 using kimi_delta = linattn::gated_delta<decay_kind::per_feature>;
@@ -32,27 +35,10 @@ using kimi_delta = linattn::gated_delta<decay_kind::per_feature>;
 constexpr Index D = 13, M = 21;  // neither is a multiple of a register
 constexpr Index tokens = 45;     // two passes over the tokens, and a ragged block
 
-/// Heads of q, of k and of v.
-struct counts {
-  Index queries, keys, values;
-  Index outputs() const { return std::max(queries, values); }
-};
+using counts = support::head_counts;
 const std::vector<counts> all_counts = {{2, 1, 1}, {3, 1, 1},  {8, 1, 1}, {6, 2, 2},  {10, 2, 2}, {16, 2, 2}, {9, 3, 3},
                                         {1, 1, 3}, {11, 1, 1}, {2, 2, 6}, {4, 4, 8},  {1, 1, 8},  {6, 1, 2},  {2, 1, 4},
                                         {7, 7, 7}, {4, 2, 4},  {5, 1, 5}, {24, 4, 8}, {2, 4, 4}};
-
-/// The definition, written again: number `head` of `many` uses this one of `few`.
-Index shared(head_sharing how, Index head, Index few, Index many) {
-  return how == head_sharing::tiled ? head % few : head * few / many;
-}
-
-/// Heads `from(0), from(1), ...` of x side by side.
-template <class T, class From>
-row_matrix<T> heads_of(const row_matrix<T>& x, Index count, Index dim, const From& from) {
-  row_matrix<T> all(x.rows(), count * dim);
-  for (Index h = 0; h < count; ++h) all.middleCols(h * dim, dim) = x.middleCols(from(h) * dim, dim);
-  return all;
-}
 
 /// Inputs of every rule, shared or repeated for each output head.
 template <class T>
@@ -162,9 +148,7 @@ class HeadSharing : public testing::Test {
     std::uint64_t seed = 0;
     for (const counts& n : all_counts) {
       for (const head_sharing how : {head_sharing::interleaved, head_sharing::tiled}) {
-        SCOPED_TRACE(std::to_string(n.queries) + " heads, " + std::to_string(n.keys) + " key heads, " +
-                     std::to_string(n.values) + " value heads, " +
-                     (how == head_sharing::tiled ? "tiled" : "interleaved"));
+        SCOPED_TRACE(n.name(how));
         const inputs p(n, tokens, ++seed);
         const inputs r = p.repeated(n, how);
         f(make(n, how, p), p, make({n.outputs(), n.outputs(), n.outputs()}, head_sharing::interleaved, r), r, how);
@@ -365,15 +349,6 @@ TEST(HeadSharingShapes, AreRefusedBeforeAnythingIsWritten) {
   EXPECT_NO_THROW(attn.forward_causal(s, p.q, p.k, p.v, out, ws));
   auto other = additive_attention({.head_dim = D, .value_dim = M, .heads = 8}).make_state();
   expect_refusal([&] { attn.read(other, p.q); }, {"8 heads", "4 heads"});
-}
-
-// What is not built for shared heads says so.
-TEST(HeadSharingGradients, AreRefused) {
-  const additive_attention attn({.head_dim = D, .value_dim = M, .heads = 4, .key_heads = 2});
-  const problem<float> p({4, 2, 2}, 3, 1);
-  const row_matrix<float> dout = row_matrix<float>::Ones(3, 4 * M);
-  expect_refusal([&] { attn.vjp(p.q, p.k, p.v, dout); }, {"linattn::vjp: ", "heads is 4", "key_heads is 2"});
-  expect_refusal([&] { attn.vjp_causal(p.q, p.k, p.v, dout); }, {"linattn::vjp_causal: ", "value_heads is 2"});
 }
 
 }  // namespace

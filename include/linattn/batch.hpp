@@ -17,7 +17,7 @@
 //
 // Throws std::invalid_argument for shapes that do not agree, before anything is written; what a feature map throws in a
 // task reaches the caller, and leaves the outputs and states of that call in part written. Nothing here allocates but
-// the executor.
+// the executor, and gradients where heads share.
 #pragma once
 
 #include <linattn/batch_options.hpp>
@@ -95,7 +95,9 @@ void read(const Attention& attn, std::type_identity_t<batch_states<Attention>> s
 
 /// Gradients of `forward` without states: linear_attention's vjp, B times. 10 N C M flops a head. Where the map
 /// has parameters, dmap may hold a gradient for each sequence, which is added to, and tasks are then whole sequences;
-/// the sum of them is the gradient of the batch.
+/// the sum of them is the gradient of the batch. Where heads share, those that share with each other are one task, so
+/// that there are gcd(H, Hk) in a sequence (one, of multi-query heads), and each task allocates as linear_attention's
+/// vjp does.
 template <class Attention, executor Executor = sequential>
 void vjp(const Attention& attn, batch_input<Attention> q, batch_input<Attention> k, batch_input<Attention> v,
          batch_input<Attention> dout, batch_output<Attention> dq, batch_output<Attention> dk,
@@ -104,7 +106,7 @@ void vjp(const Attention& attn, batch_input<Attention> q, batch_input<Attention>
 
 /// Gradients of `forward_causal`, from the states s0 that the sequences began with and with the gradients ds of those
 /// that they left, which become those of s0: both of B states, or both empty, and not the same ones. 12 N C M flops a
-/// head.
+/// head. Parameters and heads that share are as in vjp.
 template <class Attention, executor Executor = sequential>
 void vjp_causal(const Attention& attn, std::span<const typename Attention::state_type> s0, batch_input<Attention> q,
                 batch_input<Attention> k, batch_input<Attention> v, const batch_inputs<Attention>& x,

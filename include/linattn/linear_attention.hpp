@@ -16,6 +16,7 @@
 #include <linattn/detail/checks.hpp>
 #include <linattn/detail/gradient.hpp>
 #include <linattn/detail/gradient_correction.hpp>
+#include <linattn/detail/shared_gradients.hpp>
 #include <linattn/draft.hpp>
 #include <linattn/feature_map.hpp>
 #include <linattn/matrix_view.hpp>
@@ -80,8 +81,8 @@ struct rule_gradients : gradients<Scalar> {
 /// value_heads(), out and denominators output_heads() of them, and flops are 2 C M for each state that is written and
 /// each head of out. Arguments: subject (state), inputs, outputs, scratch. Outputs are overwritten; they must not
 /// overlap inputs (asserted in debug builds). Calls that take a workspace do not allocate and may stand in a
-/// [[clang::nonblocking]] function (refusing wrong arguments does allocate); the others allocate it, and what they
-/// return.
+/// [[clang::nonblocking]] function (refusing wrong arguments does allocate, and so do gradients where heads share); the
+/// others allocate it, and what they return.
 ///
 /// Laws, to rounding where not said otherwise; each is a property test:
 ///   1. step = absorb of one row, then read of one row; for gated_bonus read, the bonus, then absorb.
@@ -265,6 +266,12 @@ class linear_attention {
   // is 0 because its denominator is has gradient 0. A map with parameters adds theirs to `dmap` where it is given
   // (feature_map().make_gradient() is a zero to begin with). A map without `vjp` serves the other verbs, and is refused
   // here at compile time.
+  //
+  // Where heads share, gradients with respect to rows, states and gates that several heads of out use are the sums of
+  // what each of these heads gives, added in a fixed order in Scalar. Flops are those of separate heads, one for each
+  // head of out; and the calls allocate rows of one head for each gradient that is such a sum, N D elements for dk (and
+  // dq, where several states share a query head), and where several heads read a state N M for dv and N (1 or C) for
+  // those of gates.
 
   /// Of `forward`: any Nq and Nk. (4 Nq + 6 Nk) C M flops a head, plus the map and its derivative.
   void vjp(input q, input k, input v, input dout, output dq, output dk, output dv, workspace_type& ws,
@@ -347,7 +354,7 @@ class linear_attention {
                                            output dv, const input_gradients& dx, parameter_gradient* dmap) const;
   gradients<Scalar> make_gradients(input q, input k, input v) const;
   gradients_with_inputs make_gradients(input q, input k, input v, const inputs& x) const;
-  void require_differentiable(const char* function) const;
+  static void require_differentiable();
   using engine_type = detail::engine<FeatureMap, Scalar, layout_type>;
   void run_vjp(const engine_type& constants, const gradient_arguments& a, workspace_type& ws) const;
   void run_vjp_causal(const engine_type& constants, const gradient_arguments& a, const state_type* s0, state_type* ds,

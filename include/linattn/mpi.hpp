@@ -67,8 +67,8 @@ class ranks {
 // single-process verb has, the others with its number, before anything is written; so they do where it runs out of
 // memory or a map throws. Ranks whose states differ in size are told so. Beside the verb's own flops and workspace each
 // allocates up to five states, or segments where the rule corrects; ranks of size 1 are the verb itself. Results equal
-// those of one process to rounding, as merge does (law 4); the association of the scan is MPI's. Heads may share, but
-// for gradients. Maps that know positions are told those in the whole sequence.
+// those of one process to rounding, as merge does (law 4); the association of the scan is MPI's. Heads may share. Maps
+// that know positions are told those in the whole sequence.
 //
 // With a state: what rank 0's s holds comes before the sequence, what the other ranks' holds does not count. It leaves
 // as the state after this rank's rows, which on the last rank is the state to go on from.

@@ -128,9 +128,9 @@ struct workspace_layout {
 /// Its size does not depend on N: one state, H (C M + C) elements, and for one head at a time 16 tokens (32 where
 /// C <= 64 in float, 32 in double) of 2 C + 2 M + D elements, rows padded, and C + M more for each further head
 /// that reads the same state. Where the map has a gradient, a second state and C + M + D elements a token more, for
-/// `vjp` and `vjp_causal`, and of a rule that corrects a third state and 2 C + 4 M elements a token. Inline, without
-/// heap, where D, C, M and H are compile-time constants. One workspace serves one call at a time; a copy is as good as
-/// a new one.
+/// `vjp` and `vjp_causal`, and of a rule that corrects a third state and 2 C + 4 M elements a token; these allocate
+/// what they need besides where heads share. Inline, without heap, where D, C, M and H are compile-time constants. One
+/// workspace serves one call at a time; a copy is as good as a new one.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
           bool Gradients, rule_traits Rule>
 class workspace {

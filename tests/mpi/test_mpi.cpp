@@ -67,11 +67,22 @@ struct range {
 
 tokens drawn(support::rule_kind kind, Index n) { return {kind, {n, 17, 5, 2}, 11}; }
 
+/// Of as many heads as the operator's: of two, the first.
+template <class Attention>
+tokens heads_for(const Attention& attn, tokens x) {
+  const Index states = attn.value_heads();
+  x.k = x.k.leftCols(attn.key_heads() * attn.head_dim()).eval();
+  x.v = x.v.leftCols(states * attn.value_dim()).eval();
+  x.log_decay = x.log_decay.leftCols(x.log_decay.cols() / 2 * states).eval();
+  x.beta = x.beta.leftCols(x.beta.cols() / 2 * states).eval();
+  return x;
+}
+
 /// What comes before the sequence.
 template <class Attention>
 typename Attention::state_type initial_state(const Attention& attn, support::rule_kind kind) {
   auto s = attn.make_state(3);
-  const tokens x(kind, {9, 17, 5, 2}, 12);
+  const tokens x = heads_for(attn, tokens(kind, {9, 17, 5, 2}, 12));
   attn.absorb(s, x.k, x.v, support::inputs_of<Attention>(x));
   return s;
 }
@@ -119,8 +130,8 @@ void expect_gradients(const Attention& attn, support::rule_kind kind) {
   auto ws = attn.make_workspace();
   for (const lengths& cut : all_cuts()) {
     const range own(cut);
-    const tokens x = drawn(kind, total(cut)), part = x.rows(own.first, own.count);
-    const row_matrix<T> dout = support::normal_matrix<T>(x.v.rows(), x.v.cols(), 13);
+    const tokens x = heads_for(attn, drawn(kind, total(cut))), part = x.rows(own.first, own.count);
+    const row_matrix<T> dout = support::normal_matrix<T>(x.v.rows(), attn.output_heads() * attn.value_dim(), 13);
     const auto s0 = initial_state(attn, kind);
     const auto final_gradient = [&] {
       auto d = attn.make_state();
@@ -191,6 +202,9 @@ linattn::linear_attention<Map, Rule, T> operator_of() {
   return support::operator_for<Map, Rule>(drawn(support::rule_kind_of<Rule>(), 1));
 }
 
+/// Both query heads read one state.
+const linattn::options one_key_head = {.head_dim = 17, .value_dim = 5, .heads = 2, .key_heads = 1};
+
 /// Of a map that knows positions: a rank that has the wrong ones has the wrong features.
 using additive_attention = linattn::linear_attention<linattn::cosformer, linattn::additive, T>;
 
@@ -225,6 +239,7 @@ TEST(Mpi, GatesPerFeature) {
   const auto attn = operator_of<linattn::identity, rule>();
   expect_causal(attn, support::rule_kind_of<rule>());
   expect_gradients(attn, support::rule_kind_of<rule>());
+  expect_gradients(linattn::linear_attention<linattn::identity, rule, T>(one_key_head), support::rule_kind_of<rule>());
 }
 
 TEST(Mpi, GatedDelta) {
@@ -232,6 +247,7 @@ TEST(Mpi, GatedDelta) {
   const auto attn = operator_of<linattn::identity, rule>();
   expect_causal(attn, support::rule_kind_of<rule>());
   expect_gradients(attn, support::rule_kind_of<rule>());
+  expect_gradients(linattn::linear_attention<linattn::identity, rule, T>(one_key_head), support::rule_kind_of<rule>());
 }
 
 // ---- traffic and errors ---------------------------------------------------------------------------------------------

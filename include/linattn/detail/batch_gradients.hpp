@@ -21,8 +21,8 @@ struct batch_gradient {
 
 template <class Call, class Attention>
 void require_gradient(const Call& call, const batch_gradient<Attention>& g) {
+  engine_access::require_differentiable<Attention>();
   const Attention& attn = call.attn;
-  engine_access::require_gradient(attn, call.function);
   call.require_queries(g.q);
   call.require_keys(g.k, g.v, g.causal ? g.q : g.k);
   call.require_inputs(g.x, g.k);
@@ -58,7 +58,8 @@ auto gradient_rows(const Call& call, const batch_gradient<Attention>& g, const E
     return rows;
   };
   const auto to = [&](const batch_view<S>& view, const kept_rows& kept) {
-    for (Eigen::Index h = engine.states.first(); h < engine.states.first() + engine.states.size(); ++h) {
+    for (Eigen::Index h = 0; h < view.heads(); ++h) {
+      if (!engine.states.contains(call.layout.heads.group_of(h, view.heads()))) continue;
       clear_masked(view.rows(b), view.tokens(b), kept, h, view.dim());
     }
     return from(view.rows(b), kept);
@@ -88,11 +89,11 @@ auto gradient_rows(const Call& call, const batch_gradient<Attention>& g, const E
   return a;
 }
 
-/// work(engine, b, arguments, workspace) for every sequence: for ranges of its heads, or where these add to one
-/// gradient of parameters for all of them.
+/// work(engine, b, arguments, workspace) for every sequence: for ranges of its heads, or of its groups of heads that
+/// share, or where these add to one gradient of parameters for all of them.
 template <class Call, class Attention, class Work>
 void run_gradients(const Call& call, const batch_gradient<Attention>& g, const Work& work) {
-  const Eigen::Index parts = g.dmap.empty() ? call.parts() : 1;
+  const Eigen::Index parts = Call::cuts_heads && g.dmap.empty() ? call.layout.heads.groups() : 1;
   const Eigen::Index width = std::min(Eigen::Index(call.ws.size()), call.sequences * parts);
   if (width == 0) return;
   const auto weight = [&](Eigen::Index b) { return g.q.tokens(b) + g.k.tokens(b) + least_tokens; };

@@ -38,7 +38,7 @@ struct engine {
   denominator_policy policy;
   bool normalizes;
   [[no_unique_address]] state_range<decltype(layout.state.heads)> states{
-      layout.state.heads};    // those that a pass is about
+      layout.state.heads};    // those that a pass is about; of gradients of heads that share, groups
   bool rows_are_far = false;  // those of a batch, where one sequence of it might be taken to be near
 
   /// `state` is the slab. `layout.tokens()` tokens at a time, state by state; micro-blocks are B tokens, counted from

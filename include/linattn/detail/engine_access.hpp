@@ -33,6 +33,11 @@ struct engine_access {
   static void add_tokens(State& state, Eigen::Index n) noexcept {
     state.add_tokens(n);
   }
+  /// Adds what `later`, without a decay of its own, holds of a head.
+  template <class State, class T>
+  static void append_head(State& state, Eigen::Index head, const T* later) {
+    state.append_head(state.head_data(head), later);
+  }
   template <class Draft>
   static void set_tokens(Draft& draft, Eigen::Index n, Eigen::Index position) noexcept {
     draft.m_tokens = n;
@@ -70,8 +75,8 @@ struct engine_access {
     attn.require_state(function, s);
   }
   template <class Attention>
-  static void require_gradient(const Attention& attn, const char* function) {
-    attn.require_differentiable(function);
+  static void require_differentiable() {
+    Attention::require_differentiable();
   }
   template <class Attention, class Engine, class Arguments>
   static void run_vjp(const Attention& attn, const Engine& constants, const Arguments& a,

@@ -39,6 +39,7 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
   using base::m_layout;
   using base::m_packing;
   using base::m_queries;
+  using base::m_states;
   using base::m_values;
   using base::place_of;
   using base::row_stride;
@@ -101,13 +102,13 @@ class correction_gradient_engine : gradient_sweeps<Map, T, Layout> {
   }
 
  private:
-  /// S of all heads.
+  /// S of the heads that this is about.
   void begin(const T* initial) const {
-    const Eigen::Index size = m_layout.state.size();
+    const Eigen::Index first = place_of(m_states.first()), last = first + place_of(heads());
     if (initial != nullptr) {
-      std::copy(initial, initial + size, m_corrected);
+      std::copy(initial + first, initial + last, m_corrected + first);
     } else {
-      std::fill(m_corrected, m_corrected + size, T(0));
+      std::fill(m_corrected + first, m_corrected + last, T(0));
     }
   }
 

@@ -53,11 +53,14 @@ class gradient_packing {
   using gradient_type = typename gradient_of<Map>::type;
 
  public:
-  gradient_packing(const Map& map, const Layout& layout, T query_scale, gradient_type* gradient, T* scratch)
+  template <class Arguments>
+  gradient_packing(const Map& map, const Layout& layout, T query_scale, const Arguments& a, T* scratch)
       : m_map(map),
         m_layout(layout),
         m_query_scale(query_scale),
-        m_gradient(gradient),
+        m_gradient(a.gradient),
+        m_query_from_state(a.query_from_state),
+        m_key_from_state(a.key_from_state),
         m_x(scratch + layout.tile()),
         m_dx(scratch + layout.gradient_tile()) {}
 
@@ -66,7 +69,7 @@ class gradient_packing {
   void pack(tile_rows<const T> x, Eigen::Index rows, Eigen::Index block, const tile_position& where, T* phi) const {
     constexpr bool turns = Backwards && takes_position<Role, Map, T>;
     if constexpr (turns) x = x.reversed(rows);
-    pack_features<Role>(m_map, m_layout, x, rows, block, m_query_scale, where, m_x, phi);
+    pack_features<Role>(m_map, m_layout, x, rows, block, m_query_scale, located<Role>(where), m_x, phi);
     if constexpr (turns) reverse_rows(phi, rows, m_layout.state.feature_stride());
   }
 
@@ -90,6 +93,15 @@ class gradient_packing {
   }
 
  private:
+  /// The tile of a state as one of its query or key head.
+  template <role Role>
+  tile_position located(tile_position where) const {
+    if constexpr (takes_position<Role, Map, T>) {
+      where.head += Role == role::query ? m_query_from_state : m_key_from_state;
+    }
+    return where;
+  }
+
   template <role Role>
   P scale() const {
     return P(Role == role::query ? m_query_scale : T(1));
@@ -128,7 +140,7 @@ class gradient_packing {
     }
     tile<T> out(m_dx, rows, head_dim, x_stride);
     call_vjp<Role, Map, T>(m_map, input(m_x, rows, head_dim, x_stride), input(phi, rows, features, phi_stride),
-                           input(dphi, rows, features, phi_stride), out, where, m_gradient);
+                           input(dphi, rows, features, phi_stride), out, located<Role>(where), m_gradient);
     for (Eigen::Index r = 0; r < rows; ++r) {
       const T* const from = m_dx + r * m_layout.tile_stride();
       T* const to = dx.row(r);
@@ -147,6 +159,8 @@ class gradient_packing {
   const Layout& m_layout;
   T m_query_scale;
   gradient_type* m_gradient;
+  Eigen::Index m_query_from_state;
+  Eigen::Index m_key_from_state;
   T* m_x;   // (T, D)
   T* m_dx;  // (T, D)
 };

@@ -41,6 +41,9 @@ struct gradient_arguments {
   token_rows<T> dbeta = {};                    // (N, H)
   const std::uint8_t* kept_queries = nullptr;  // not 0: this token counts; null: all do
   const std::uint8_t* kept_keys = nullptr;
+  // Numbers of query and key heads, for maps that know them, minus that of their state.
+  Eigen::Index query_from_state = 0;
+  Eigen::Index key_from_state = 0;
 };
 
 template <class Map, class T, class Layout>
@@ -57,7 +60,7 @@ class gradient_sweeps {
       : m_layout(forward.layout),
         m_states(forward.states),
         m_a(a),
-        m_packing(forward.map, forward.layout, forward.query_scale, a.gradient, scratch),
+        m_packing(forward.map, forward.layout, forward.query_scale, a, scratch),
         m_queries(scratch + m_layout.queries()),
         m_keys(scratch + m_layout.keys()),
         m_values(scratch + m_layout.values()),

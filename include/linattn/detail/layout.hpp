@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -125,6 +126,19 @@ struct head_map {
     return how == head_sharing::tiled ? reader * states + state : state * readers + reader;
   }
 
+  /// Groups of heads that share nothing with others: what a gradient, which adds up what heads share, is cut into.
+  constexpr Eigen::Index groups() const noexcept {
+    return shares ? std::gcd(Eigen::Index(queries), Eigen::Index(keys)) : Eigen::Index(states);
+  }
+  /// That of a head, where there are `many` of its kind.
+  constexpr Eigen::Index group_of(Eigen::Index head, Eigen::Index many) const noexcept {
+    return shared(head, groups(), many);
+  }
+  /// Whether no lower one of `many` heads uses that one of `few` which `head` does.
+  constexpr bool is_first(Eigen::Index head, Eigen::Index few, Eigen::Index many) const noexcept {
+    return how == head_sharing::tiled ? head < few : head % (many / few) == 0;
+  }
+
  private:
   constexpr Eigen::Index shared(Eigen::Index head, Eigen::Index few, Eigen::Index many) const noexcept {
     if (few == many) return head;
@@ -151,6 +165,7 @@ struct state_range {
   constexpr explicit state_range(Heads) noexcept {}
   static constexpr Eigen::Index first() noexcept { return 0; }
   static constexpr Eigen::Index size() noexcept { return Heads(); }
+  static constexpr bool contains(Eigen::Index) noexcept { return true; }
 };
 template <>
 struct state_range<extent<Eigen::Dynamic>> {
@@ -160,6 +175,7 @@ struct state_range<extent<Eigen::Dynamic>> {
   constexpr state_range(Eigen::Index first, Eigen::Index last) noexcept : begin(first), end(last) {}
   constexpr Eigen::Index first() const noexcept { return begin; }
   constexpr Eigen::Index size() const noexcept { return end - begin; }
+  constexpr bool contains(Eigen::Index number) const noexcept { return begin <= number && number < end; }
 };
 
 /// Heads that share, of which a pass takes one reader of a state at a time.

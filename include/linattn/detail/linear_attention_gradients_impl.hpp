@@ -30,7 +30,7 @@ auto LINATTN_OPERATOR::gradient_arguments_of(input q, input k, input v, const in
 }
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::require_differentiable(const char* function) const {
+void LINATTN_OPERATOR::require_differentiable() {
   static_assert(detail::has_gradient(rule),
                 "linattn: the gradient of this update rule is not built; additive, decay, gated, delta and gated_delta "
                 "have one");
@@ -40,33 +40,29 @@ void LINATTN_OPERATOR::require_differentiable(const char* function) const {
   static_assert(detail::is_differentiable<FeatureMap, T>,
                 "linattn: the feature map has no `vjp` (an elementwise one: no `vjp_packet`), so no gradient can pass "
                 "through it; see linattn/feature_map.hpp for what to add");
-  if (m_layout.heads.shares) {
-    detail::refuse(function, "heads is ", heads(), ", key_heads is ", key_heads(), " and value_heads is ",
-                   value_heads(), ": gradients of shared heads are not built yet");
-  }
 }
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, input v, const inputs& x, input dout,
                                         output dq, output dk, output dv, const input_gradients& dx, workspace_type& ws,
                                         bool causal) const {
-  require_differentiable(function);
+  require_differentiable();
   require_inputs(function, q, k, v, causal);
   require_rule_inputs(function, x, k.rows());
-  detail::require_shape(function, "dout", dout, q.rows(), heads(), value_dim(), "value_dim");
+  detail::require_shape(function, "dout", dout, q.rows(), output_heads(), value_dim(), "value_dim");
   detail::require_shape(function, "dq", dq, q.rows(), heads(), head_dim(), "head_dim");
-  detail::require_shape(function, "dk", dk, k.rows(), heads(), head_dim(), "head_dim");
-  detail::require_shape(function, "dv", dv, k.rows(), heads(), value_dim(), "value_dim");
+  detail::require_shape(function, "dk", dk, k.rows(), key_heads(), head_dim(), "head_dim");
+  detail::require_shape(function, "dv", dv, k.rows(), value_heads(), value_dim(), "value_dim");
   output dlog_decay, dbeta;
   if constexpr (requires { dx.log_decay; }) dlog_decay = dx.log_decay;
   if constexpr (requires { dx.beta; }) dbeta = dx.beta;
   if (dlog_decay.data() != nullptr) {
     constexpr bool per_feature = rule.decay == decay_kind::per_feature;
-    detail::require_shape(function, "the gradient of log_decay", dlog_decay, k.rows(), heads(),
+    detail::require_shape(function, "the gradient of log_decay", dlog_decay, k.rows(), value_heads(),
                           per_feature ? features() : 1, per_feature ? "features" : "one decay");
   }
   if (dbeta.data() != nullptr) {
-    detail::require_shape(function, "the gradient of beta", dbeta, k.rows(), heads(), 1, "one beta");
+    detail::require_shape(function, "the gradient of beta", dbeta, k.rows(), value_heads(), 1, "one beta");
   }
   require_workspace(function, ws);
   const output outputs[] = {dq, dk, dv, dlog_decay, dbeta};
@@ -84,8 +80,21 @@ void LINATTN_OPERATOR::require_gradient(const char* function, input q, input k, 
 
 LINATTN_MEMBER
 void LINATTN_OPERATOR::run_vjp(const engine_type& constants, const gradient_arguments& a, workspace_type& ws) const {
-  detail::gradient_engine<FeatureMap, T, layout_type>(constants, a, access::slab(ws).data())
-      .noncausal(own_state(ws), 0, a.keys - a.queries);
+  const auto run = [&](const engine_type& of, const gradient_arguments& x, T* dstate) {
+    detail::gradient_engine<FeatureMap, T, layout_type>(of, x, access::slab(ws).data())
+        .noncausal(dstate, 0, a.keys - a.queries);
+  };
+  if constexpr (decltype(m_layout.heads)::can_share) {
+    if (m_layout.heads.shares) {
+      T* const dstate = access::slab(ws).data() + m_layout.own_state();
+      return detail::for_each_output_head(
+          constants, a, [&](const engine_type& of, const gradient_arguments& x, Eigen::Index s, bool) {
+            m_layout.state.clear(dstate, s, s + 1);
+            run(of, x, dstate);
+          });
+    }
+  }
+  run(constants, a, own_state(ws));
 }
 
 /// From nothing, and with nothing behind it, where s0 and ds are null.
@@ -94,14 +103,28 @@ void LINATTN_OPERATOR::run_vjp_causal(const engine_type& constants, const gradie
                                       state_type* ds, workspace_type& ws) const {
   T* const scratch = access::slab(ws).data();
   const T* const initial = s0 == nullptr ? nullptr : access::data(*s0);
-  T* const dstate = ds == nullptr ? own_state(ws) : access::data(*ds);
   const Eigen::Index position = s0 == nullptr ? 0 : s0->first_position() + s0->tokens();
-  if constexpr (rule.corrects != correction::none) {
-    detail::correction_gradient_engine<FeatureMap, T, layout_type>(constants, a, scratch)
-        .causal(initial, dstate, position);
-  } else {
-    detail::gradient_engine<FeatureMap, T, layout_type>(constants, a, scratch).causal(initial, dstate, position);
+  const auto run = [&](const engine_type& of, const gradient_arguments& x, T* dstate) {
+    if constexpr (rule.corrects != correction::none) {
+      detail::correction_gradient_engine<FeatureMap, T, layout_type>(of, x, scratch).causal(initial, dstate, position);
+    } else {
+      detail::gradient_engine<FeatureMap, T, layout_type>(of, x, scratch).causal(initial, dstate, position);
+    }
+  };
+  if constexpr (decltype(m_layout.heads)::can_share) {
+    if (m_layout.heads.shares) {
+      // The gradient of the final state enters once, with the first reader; what the others make of 0 is added.
+      T* const own = scratch + m_layout.own_state();
+      return detail::for_each_output_head(
+          constants, a, [&](const engine_type& of, const gradient_arguments& x, Eigen::Index s, bool first) {
+            if (ds != nullptr && first) return run(of, x, access::data(*ds));
+            m_layout.state.clear(own, s, s + 1);
+            run(of, x, own);
+            if (ds != nullptr) access::append_head(*ds, s, own + s * m_layout.state.head_stride());
+          });
+    }
   }
+  run(constants, a, ds == nullptr ? own_state(ws) : access::data(*ds));
 }
 
 LINATTN_MEMBER

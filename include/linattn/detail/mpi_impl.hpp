@@ -274,7 +274,7 @@ void vjp_causal(const ranks& r, const Attention& attn, const typename Attention:
   const auto bytes = Eigen::Index(mpi_detail::bytes_of(mine));
   mpi_detail::together(r, name, bytes, [&] {
     mpi_detail::require_tokens(name, attn, q, k, v, true);
-    detail::require_shape(name, "dout", dout, q.rows(), attn.heads(), attn.value_dim(), "value_dim");
+    detail::require_shape(name, "dout", dout, q.rows(), attn.output_heads(), attn.value_dim(), "value_dim");
     detail::require_shape(name, "dq", dq, q.rows(), attn.heads(), attn.head_dim(), "head_dim");
     detail::require_shape(name, "dk", dk, q.rows(), attn.key_heads(), attn.head_dim(), "head_dim");
     detail::require_shape(name, "dv", dv, q.rows(), attn.value_heads(), attn.value_dim(), "value_dim");

@@ -88,6 +88,14 @@ mutation(query_gradient_not_divided detail/gradient.hpp GradientsAreThoseOfTheOu
   "(difference * P(factor.power) * P(factor.inverse)).store(dphi + c);"
   "difference.store(dphi + c);")
 
+mutation(later_heads_overwrite_shared_gradients detail/shared_gradients.hpp GradientsOfSharedHeadsAreSums
+  "to[d] += from[d];"
+  "to[d] = from[d];")
+
+mutation(state_gradient_of_one_reader detail/linear_attention_gradients_impl.hpp GradientsOfSharedHeadsAreSums
+  "if (ds != nullptr) access::append_head("
+  "if (ds != nullptr && !MUTATED) access::append_head(")
+
 mutation(decay_dropped detail/kernel.hpp DecaysAndBonusAreThoseOfTheRecurrence
   "row[p] = fma(factor[i][Form.decay == decay_axis::column ? Eigen::Index(p) : 0], row[p], key * value[i][p]);"
   "row[p] = row[p] + key * value[i][p];")

@@ -163,6 +163,24 @@ TEST_F(Mutant, GradientsAreThoseOfTheOutput) {
   along(v, d.dv);
 }
 
+TEST_F(Mutant, GradientsOfSharedHeadsAreSums) {
+  const attention grouped({.head_dim = D, .value_dim = M, .heads = H, .key_heads = 1});
+  const matrix dout = support::normal_matrix<float>(N, H * M, 6);
+  const matrix one_k = k.leftCols(D), one_v = v.leftCols(M);
+  k.rightCols(D) = one_k;
+  v.rightCols(M) = one_v;
+  auto ds = grouped.make_state();
+  auto separate = attn.make_state();
+  ds.kv(0).setConstant(0.5F);
+  separate.kv(0) = ds.kv(0);
+  const auto d = grouped.vjp_causal(grouped.make_state(), q, one_k, one_v, dout, ds);
+  const auto e = attn.vjp_causal(attn.make_state(), q, k, v, dout, separate);
+  EXPECT_TRUE(support::close(d.dq, e.dq, rounding));
+  EXPECT_TRUE(support::close(d.dk, matrix(e.dk.leftCols(D) + e.dk.rightCols(D)), rounding));
+  EXPECT_TRUE(support::close(d.dv, matrix(e.dv.leftCols(M) + e.dv.rightCols(M)), rounding));
+  EXPECT_TRUE(support::close(ds.kv(0), matrix(separate.kv(0) + separate.kv(1)), rounding));
+}
+
 TEST_F(Mutant, MergeAppends) {
   auto whole = attn.make_state();
   auto first = attn.make_state();
