@@ -59,8 +59,9 @@ template <class T>
 loaded_transformer<T> load_transformer(const safetensors_file& file, const tensor_names& names = {});
 
 /// Writes what load_transformer reads, elements as `storage`: the weights, what is in the table above, which stands in
-/// `options`, `attention`, `attention_name` and `log_decay`, and the other keys of `metadata`. How heads are shared, query_scale,
-/// normalize and denominator are not written: who makes the operator has to know them. Throws as save_safetensors does.
+/// `options`, `attention`, `attention_name` and `log_decay`, and the other keys of `metadata`. How heads are shared,
+/// query_scale, normalize and denominator are not written: who makes the operator has to know them. Throws as
+/// save_safetensors does.
 template <class T>
 void save_transformer(const std::filesystem::path& path, const loaded_transformer<T>& model,
                       safetensors_dtype storage = safetensors_dtype::f32);
