@@ -67,10 +67,10 @@ struct draft_engine {
     for (Eigen::Index h = 0; h < layout().state.heads; ++h) {
       const draft_rows<const T> y = rows_of(draft, from, h);
       T* const S_h = state + h * layout().state.head_stride();
-      if (writes * tokens <= half_block / 2) {
-        write<half_block / 2>(tokens, y, S_h, clears, scratch);
+      if (writes * tokens <= 2) {
+        write<2>(tokens, y, S_h, clears, scratch);
       } else {
-        write<half_block>(tokens, y, S_h, clears, scratch);
+        write<4>(tokens, y, S_h, clears, scratch);
       }
     }
   }
@@ -248,7 +248,8 @@ struct draft_engine {
   }
 
   /// The first tokens of one head into its S and what lies behind it: in blocks of B pairs, each scaled to the end of
-  /// its block and padded with zeros, the state's panels read and written once.
+  /// its block and padded with zeros, the state's panels read and written once. Panels are as wide as half of the
+  /// registers hold values of: a state in memory comes the quicker the more of a row is taken at once.
   template <Eigen::Index B>
   LINATTN_INLINE void write(Eigen::Index tokens, const draft_rows<const T>& y, T* S_h, bool clears, T* scratch) const {
     constexpr kernel_form form{.writes = true, .decay = decays ? decay_axis::row : decay_axis::none, .once = true};
@@ -280,7 +281,7 @@ struct draft_engine {
     std::copy_n(y.values, writes * tokens * row_stride, values);
     std::fill(values + writes * tokens * row_stride, values + blocks * B * row_stride, T(0));
 
-    for_each_panel<2, T>(
+    for_each_panel<EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS / (2 * B), T>(
         row_stride, [&](auto packets, Eigen::Index m, Eigen::Index, Eigen::Index) LINATTN_INLINE_LAMBDA {
           for (Eigen::Index c = 0; c < state.features; c += feature_tile<T>) {
             const Eigen::Index rows = std::min(feature_tile<T>, state.features - c);
