@@ -23,11 +23,6 @@ namespace detail {
 /// Tokens of a block that corrects: it reads two rows a token, in as many accumulators as the reading kernel.
 inline constexpr Eigen::Index correction_block = half_block / 2;
 
-/// Packets of a panel: two rows that read take as many accumulators each. A block of one token, a decode step, waits
-/// for the state, and rows of 512 bytes come from L2 in five sixths of the time of 128 bytes of each.
-template <Eigen::Index B>
-inline constexpr Eigen::Index correction_packets = B == 1 ? EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS / 4 : 2;
-
 /// The scratch of one head: rows of features (C) and values (M) as in head_rows, block by block. A block of B tokens
 /// has `reads` B rows that read (those of the corrections, then those of each reader's queries), `writes` B that write
 /// (first those of u where there are two), and `carry`, g_B0 (C).
@@ -222,8 +217,8 @@ LINATTN_INLINE void attend_corrected(const Layout& layout, Eigen::Index blocks, 
       }
     }
   }
-  for_each_panel<correction_packets<B>, T>(row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel,
-                                                           Eigen::Index panels) LINATTN_INLINE_LAMBDA {
+  for_each_panel<panel_packets<B>, T>(row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel,
+                                                      Eigen::Index panels) LINATTN_INLINE_LAMBDA {
     constexpr Eigen::Index lines = (packets * size + line<T> - 1) / line<T>;
     const rows_ahead::share<B, lines> ahead(next, panel, panels);
     for (Eigen::Index n = 0; n < blocks; ++n) {

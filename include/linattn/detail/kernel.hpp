@@ -38,11 +38,12 @@ inline constexpr Eigen::Index causal_block = 4;
 inline constexpr Eigen::Index half_block = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
 inline constexpr Eigen::Index widest_block = 8;
 
-/// Packets of a panel. A decode step has registers for four, and moves most with 128 bytes a row: 2 packets of 64
-/// bytes, 4 of 32 or less. Change it here and run `bench_roofline --benchmark_filter=kernel_causal/B:1` to see the
+/// Packets of a panel. A decode step takes as much of a row at once as a quarter of the registers hold, 512 bytes with
+/// AVX-512: a state in memory then comes in half the time that 128 bytes of each row take, one in L3 in two thirds; in
+/// L2 the narrower panel has a fifth less. Change it here and run `bench_step` and `bench_batch_step` to see the
 /// others.
-template <class T, Eigen::Index B>
-inline constexpr Eigen::Index panel_packets = B == 1 && packet<T>::size * sizeof(T) <= 32 ? 4 : 2;
+template <Eigen::Index B>
+inline constexpr Eigen::Index panel_packets = B == 1 ? EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS / 4 : 2;
 
 /// Tokens of one packing pass: multiples of every block.
 inline constexpr Eigen::Index least_tokens = 16;
@@ -238,7 +239,7 @@ LINATTN_INLINE void inline_attend_panels(const Layout& layout, Eigen::Index bloc
   const Eigen::Index features = layout.features;
   const Eigen::Index feature_stride = layout.feature_stride();
   const Eigen::Index row_stride = layout.row_stride();
-  for_each_panel<panel_packets<T, B>, T>(
+  for_each_panel<panel_packets<B>, T>(
       row_stride, [&](auto packets, Eigen::Index m, Eigen::Index panel, Eigen::Index panels) LINATTN_INLINE_LAMBDA {
         const auto blocks_of = [&](Eigen::Index c, const auto& before) LINATTN_INLINE_LAMBDA {
           const Eigen::Index rows = std::min(feature_tile<T>, features - c);
