@@ -54,6 +54,8 @@ struct engine {
 
   /// Rows of less than this are taken to be in L2 already, where fetching them would cost and save nothing.
   static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
+  /// A state of less, stepped again and again, stays in L1, and prefetches of it are lost.
+  static constexpr Eigen::Index first_level_bytes = Eigen::Index(1) << 15;
   bool is_far(Eigen::Index tokens) const {
     return tokens * (layout.heads.states + layout.heads.outputs()) * (layout.head_dim + layout.state.value_dim) *
                Eigen::Index(sizeof(S)) >
@@ -147,6 +149,10 @@ struct engine {
                      : ahead<Form>(x, first + rows, std::min(most, tokens - first - rows), head_of(0), heads);
         }
         const auto S_h = state + h * layout.state.head_stride();
+        if (is_step && layout.state.bytes() > first_level_bytes) {
+          if (turn == 0) prefetch_pages(S_h, layout.state.head_stride());
+          if (turn + 1 < turns) prefetch_pages(S_h + layout.state.head_stride(), layout.state.head_stride());
+        }
         const bool clears = B > 1 || tokens > 1 || !rule.is_ordered() || (x.position + first) % steps_to_clear == 0;
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {

@@ -9,6 +9,17 @@
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
+/// The first line of every page among n elements, into L2. The processor's own prefetcher follows a state that is
+/// stepped from memory, but stops at the end of a page: states come from memory at a quarter more of its speed.
+template <class T>
+LINATTN_INLINE void prefetch_pages(const T* first, Eigen::Index n) {
+  constexpr std::uintptr_t page = 4096;
+  const auto begin = reinterpret_cast<std::uintptr_t>(first);
+  const std::uintptr_t end = begin + std::uintptr_t(n) * sizeof(T);
+  LINATTN_PREFETCH(begin);
+  for (std::uintptr_t at = (begin / page + 1) * page; at < end; at += page) LINATTN_PREFETCH(at);
+}
+
 /// The caller's rows that come next: what the packing of the next head, or of the next tokens, will read and write, at
 /// most five blocks of rows (q, k, v, dout and dq of a gradient). The kernel fetches them into L2 a few lines before
 /// each micro-block: a packing pass alone is too short for the processor's own prefetcher to reach the speed of memory.
