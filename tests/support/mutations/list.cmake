@@ -51,8 +51,8 @@ mutation(one_element_too_many_written detail/packing.hpp OutputsKeepToTheirColum
   ".store_partial(out + whole, value_dim - whole + (MUTATED ? 1 : 0));")
 
 mutation(last_panel_dropped detail/kernel.hpp LastColumnsAreWritten
-  "for (; m < row_stride; m += size) panel("
-  "for (; m + (MUTATED ? size : 0) < row_stride; m += size) panel(")
+  "m + packets * size <= row_stride;"
+  "m + packets * size + (MUTATED && packets == 1 ? 1 : 0) <= row_stride;")
 
 mutation(second_tile_reads_the_first detail/engine.hpp EveryTileReadsItsOwnRows
   "pack_features<role::query>(map, layout, x.q.in(t,"
