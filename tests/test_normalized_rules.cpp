@@ -203,8 +203,8 @@ void check_gradients() {
     auto ds = p.tested.make_state();
     auto dall_of_state = p.plain.make_state();
     for (Index h = 0; h < H; ++h) {
-      ds.kv(h) = normal_matrix<T>(size.head_dim, M, 6 + h);
-      ds.k_sum(h) = normal_matrix<T>(1, size.head_dim, 16 + h);
+      ds.kv(h) = normal_matrix<T>(size.head_dim, M, std::uint64_t(6 + h));
+      ds.k_sum(h) = normal_matrix<T>(1, size.head_dim, std::uint64_t(16 + h));
       dall_of_state.kv(h).leftCols(M) = ds.kv(h);
       dall_of_state.kv(h).rightCols(1) = ds.k_sum(h).transpose();
     }
@@ -262,6 +262,18 @@ TEST(NormalizedRules, AcceptDraftsAsTheyStep) {
     EXPECT_LE(largest_difference(s.k_sum(h), stepped.k_sum(h).eval()), tolerance<double>);
     EXPECT_LE(largest_difference(s.kv(h), row_matrix<double>(stepped.kv(h))), tolerance<double>);
   }
+
+  // Silent tokens, accepted until nothing is left.
+  const row_matrix<double> silent = row_matrix<double>::Constant(13, H * 7, -1000);
+  const row_matrix<double> g = row_matrix<double>::Constant(13, H * 7, -1);
+  for (int i = 0; i < 12; ++i) {
+    p.tested.forward_causal(s, p.q, silent, p.v, {.log_decay = g}, out, d, ws);
+    p.tested.accept(s, d, 13, ws);
+  }
+  for (Index h = 0; h < H; ++h) {
+    EXPECT_EQ(s.k_sum(h).cwiseAbs().maxCoeff(), 0);
+    EXPECT_EQ(s.kv(h).cwiseAbs().maxCoeff(), 0);
+  }
 }
 
 TEST(NormalizedRules, EndInZerosAfterSilence) {
@@ -279,6 +291,51 @@ TEST(NormalizedRules, EndInZerosAfterSilence) {
   attn.absorb(s, one, one, ws);
   for (int i = 0; i < 100000; ++i) attn.step(s, none.row(0), featureless.row(0), none.row(0), out.row(0), ws);
   EXPECT_EQ(s.k_sum(0).cwiseAbs().maxCoeff(), 0) << "not cleared by steps";
+}
+
+/// What has decayed below 2^-100 is silence, for outputs and gradients alike: 0, and never 1 / 0.
+TEST(NormalizedRules, GradientsOfSilenceAreZero) {
+  using attention = linattn::linear_attention<linattn::elu_plus_one, linattn::normalized<gated>, float>;
+  const attention attn({.head_dim = 2, .value_dim = 1});
+  const float none = -1000;  // exp(-1000) is 0
+  row_matrix<float> q(2, 2), k(2, 2), v(2, 1), g(2, 1), dout(2, 1);
+  q << 0, none, 0, none;
+  k << 0, none, none, 0;
+  v << 3, 5;
+  dout << 0, 1;
+  g << 0, -60;
+  EXPECT_NEAR(attn.forward_causal(q, k, v, {.log_decay = g})(1), 3, 3 * tolerance<float>);
+  EXPECT_NEAR(attn.vjp_causal(q, k, v, {.log_decay = g}, dout).dv(0), 1, tolerance<float>);
+  for (const float log_decay : {-70.0F, -87.0F, -90.0F, -104.0F}) {
+    g(1) = log_decay;
+    EXPECT_EQ(attn.forward_causal(q, k, v, {.log_decay = g})(1), 0) << log_decay;
+    const auto d = attn.vjp_causal(q, k, v, {.log_decay = g}, dout);
+    EXPECT_TRUE(d.dq.isZero(0) && d.dk.isZero(0) && d.dv.isZero(0) && d.inputs.log_decay.isZero(0)) << log_decay;
+  }
+}
+
+/// S goes with its z: a mean stays between the values, and a step finds what a pass does.
+TEST(NormalizedRules, MeansOfSmallFeaturesStayMeans) {
+  using attention = linattn::linear_attention<linattn::elu_plus_one, linattn::normalized<gated>, float>;
+  const attention attn({.head_dim = 4, .value_dim = 1});
+  constexpr Index n = 64;
+  const row_matrix<float> q = row_matrix<float>::Zero(n, 4), g = row_matrix<float>::Constant(n, 1, -0.01F);
+  const row_matrix<float> v = Eigen::VectorXf::LinSpaced(n, 0, n - 1);
+  auto ws = attn.make_workspace();
+  for (const float feature : {-60.0F, -67.0F, -69.0F, -71.0F, -75.0F}) {
+    const row_matrix<float> k = row_matrix<float>::Constant(n, 4, feature);
+    const row_matrix<float> out = attn.forward_causal(q, k, v, {.log_decay = g});
+    row_matrix<float> stepped(n, 1);
+    auto s = attn.make_state();
+    for (Index i = 0; i < n; ++i) {
+      attn.step(s, q.row(i), k.row(i), v.row(i), {.log_decay = g.row(i)}, stepped.row(i), ws);
+    }
+    EXPECT_LE(out.maxCoeff(), n - 1) << feature;
+    EXPECT_LE(stepped.maxCoeff(), n - 1) << feature;
+    if (feature > -69.3F) {
+      EXPECT_LE(largest_difference(stepped, out.cast<double>().eval()), tolerance<float>);
+    }
+  }
 }
 
 }  // namespace

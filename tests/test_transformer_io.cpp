@@ -154,6 +154,23 @@ TEST(TransformerIo, AModelThatIsLoadedComputesWhatTheSavedOneDid) {
   EXPECT_EQ(run(loaded), run(saved));
 }
 
+TEST(TransformerIo, DecaysThatNoFileHoldsAreNotSaved) {
+  loaded_transformer<float> saved;
+  saved.weights = some_weights();
+  saved.attention = {.head_dim = 3, .heads = 2};
+  const std::string path = testing::TempDir() + "transformer_io_refused.safetensors";
+  const auto with = [&](const std::vector<double>& decays) {
+    saved.log_decay = decays;
+    return refusal([&] { linattn::save_transformer(path, saved); });
+  };
+  const std::string prefix = "linattn::save_transformer: log_decay has ";
+  EXPECT_EQ(with({-1}), prefix + "1 numbers, expected one for each of 2 value heads, or none");
+  const std::string end = ", expected finite numbers <= 0, which JSON can hold";
+  EXPECT_EQ(with({-1, 0.5}), prefix + "0.5" + end);
+  EXPECT_EQ(with({-1, -std::numeric_limits<double>::infinity()}), prefix + "-inf" + end);
+  EXPECT_NE(with({std::nan(""), 0}).find("nan" + end), std::string::npos);
+}
+
 TEST(TransformerIo, DecodersHaveTheNamesOfTheirOwn) {
   const auto w = some_weights(10);
   const tensor_list tensors(w);
@@ -262,6 +279,9 @@ TEST(TransformerIo, MetadataThatDoNotSayWhatTheyMustAreRefused) {
     EXPECT_EQ(with("log_decay", list),
               prefix + "say log_decay = '" + list + "', which is no array of 2 numbers <= 0, one for each value head");
   }
+  EXPECT_EQ(with("log_decay", std::string(1000, '[')),
+            prefix + "say log_decay = '" + std::string(100, '[') +
+                "...', which is no array of 2 numbers <= 0, one for each value head");
   // Heads whose product is that of the weights, 6, only modulo 2^64, among others.
   for (const char* const number : {"1", "3", "4", "9223372036854775807"}) {
     EXPECT_EQ(with("heads", number),

@@ -27,8 +27,10 @@ template <class Derived>
 std::true_type is_eigen_object(const Eigen::EigenBase<Derived>*);
 std::false_type is_eigen_object(const void*);
 
+/// A concept, not a variable: for a braced list with designators clang 14 asks it of a reference to void, and only a
+/// concept says no to that.
 template <class X>
-inline constexpr bool is_eigen = decltype(is_eigen_object(static_cast<std::remove_cvref_t<X>*>(nullptr)))::value;
+concept is_eigen = decltype(is_eigen_object(static_cast<std::remove_cvref_t<X>*>(nullptr)))::value;
 
 template <class Derived>
 std::true_type owns_storage(const Eigen::PlainObjectBase<Derived>*);

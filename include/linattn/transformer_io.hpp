@@ -61,7 +61,7 @@ loaded_transformer<T> load_transformer(const safetensors_file& file, const tenso
 /// Writes what load_transformer reads, elements as `storage`: the weights, what is in the table above, which stands in
 /// `options`, `attention`, `attention_name` and `log_decay`, and the other keys of `metadata`. How heads are shared,
 /// query_scale, normalize and denominator are not written: who makes the operator has to know them. Throws as
-/// save_safetensors does.
+/// save_safetensors does, and for a log_decay that load_transformer would refuse.
 template <class T>
 void save_transformer(const std::filesystem::path& path, const loaded_transformer<T>& model,
                       safetensors_dtype storage = safetensors_dtype::f32);

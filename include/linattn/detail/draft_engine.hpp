@@ -41,6 +41,8 @@ struct draft_engine {
   static constexpr bool decays = rule.decay != decay_kind::none;
   static constexpr bool corrects = rule.corrects != correction::none;
 
+  using engine_type = engine<Map, S, Layout>;
+  static constexpr bool clears_rows = engine_type::clears_rows;
   using rows_type = sequence_rows<S, T, rule>;
   using gates_type = rule_inputs<token_rows<const S>, rule>;
 
@@ -228,6 +230,7 @@ struct draft_engine {
       for (Eigen::Index i = 0; i < tokens; ++i) {
         denominators[i] = dot<T>(queries + i * stride, S_h + layout().state.z_offset(), stride);
         for (Eigen::Index p = 0; p <= i; ++p) denominators[i] += coefficients[i][p];
+        if (decays) denominators[i] = without_silence(denominators[i]);
       }
       unpack_outputs<true>(layout(), outputs, denominators, constants.policy, to, x.out.row_stride, tokens);
     } else {
@@ -289,7 +292,7 @@ struct draft_engine {
               head_rows<T> x{nullptr, writing + n * B * stride + c, values + n * B * row_stride + m, nullptr};
               if constexpr (decays) x.decay = carry + n * stride + c;
               call_micro_block<B, packets, form, T>(x, S_h + c * row_stride + m, stride, row_stride, rows, false,
-                                                    clears && n + 1 == blocks);
+                                                    clears && !clears_rows && n + 1 == blocks);
             }
           }
         });
@@ -303,6 +306,9 @@ struct draft_engine {
         }
         total.store(z + c);
       }
+    }
+    if constexpr (engine_type::z_decays) {
+      if (clears) clear_silent_features<clears_rows>(state, S_h);
     }
     T* const total = S_h + state.log_decay_offset();
     for (Eigen::Index i = 0; i < tokens; ++i) {

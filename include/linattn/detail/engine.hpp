@@ -52,6 +52,10 @@ struct engine {
     pass_with<B, Form>(x, state, scratch, equal_heads());
   }
 
+  /// Whether z decays, and whether S is cleared of silence by the rows where z is, rather than by its entries.
+  static constexpr bool z_decays = rule.normalizes && rule.decay != decay_kind::none;
+  static constexpr bool clears_rows = z_decays && !has_signed_features<Map>;
+
   /// Rows of less than this are taken to be in L2 already, where fetching them would cost and save nothing.
   static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
   /// A state of less, stepped again and again, stays in L1, and prefetches of it are lost.
@@ -159,7 +163,8 @@ struct engine {
           attend_corrected<B, Form>(x.gates, t, h, queries, outputs, scratch, S_h, clears, next, readers);
         } else {
           head_rows<T> packed{queries, keys, values, outputs};
-          packed.clears = clears && rule.decay != decay_kind::none;  // a running maximum alone takes nothing back
+          // A running maximum alone takes nothing back; and a row of S may go with its z.
+          packed.clears = clears && rule.decay != decay_kind::none && !clears_rows;
           if constexpr (Form.writes && rule.decay != decay_kind::none && !rule.log_scaled) {
             T* const decay = scratch + layout.decay();
             pack_decays<rule>(layout, x.gates, t, h, B, decay, S_h + layout.state.log_decay_offset());
@@ -178,6 +183,9 @@ struct engine {
           } else {
             attend_head<B, form, Normalizes, T>(layout.state, blocks, packed, S_h, denominators, next);
           }
+          if constexpr (Form.writes && z_decays) {
+            if (clears) clear_silent_features<clears_rows>(layout.state, S_h);
+          }
         }
         if constexpr (Form.reads) {
           const T* const scales = scratch + layout.beta();  // (T, R), logarithms, where the rule is log-scaled
@@ -186,6 +194,9 @@ struct engine {
               *x.denominators.at(t.at(r), head) =
                   rule.log_scaled ? denominators[r] * std::exp(scales[r]) : denominators[r];
             }
+          }
+          for (Eigen::Index i = 0; z_decays && !rule.log_scaled && Normalizes && i < rows * readers; ++i) {
+            denominators[i] = without_silence(denominators[i]);
           }
           for (Eigen::Index i = 0; rule.log_scaled && Normalizes && normalizes && i < rows * readers; ++i) {
             denominators[i] = policy.at_scale(scales[i])(denominators[i]);

@@ -139,8 +139,10 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
       decay = scale<true>(t.rows, B, m_keys, m_queries, log_scales(t.head));
       scale_queries(t.rows, features(), feature_stride(), m_queries, m_scales);
     }
+    head_rows<T> packed{m_douts, m_values, m_keys, m_dphi, decay};
+    packed.clears = !forward_engine::clears_rows || !m_normalizes;
     attend_panels<B, with_decay(reads_and_writes, decay_axis::column), T>(
-        m_layout.transposed(), round_up(t.rows, B) / B, {m_douts, m_values, m_keys, m_dphi, decay}, transposed(t.head),
+        m_layout.transposed(), round_up(t.rows, B) / B, packed, transposed(t.head),
         ahead(next, rows_of<false>(m_a.q, next, head_dim()), rows_of<false>(m_a.k, next, head_dim()),
               rows_of<false>(m_a.v, next, value_dim()), rows_of<false>(m_a.dout, next, value_dim()),
               rows_of<false>(m_a.dq, next, head_dim())));
@@ -153,6 +155,12 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
         *denominators.row(r) = by.denominator;
         *products.row(r) = by.product;
       }
+    }
+    if constexpr (forward_engine::z_decays) {
+      for (Eigen::Index r = 0; !m_normalizes && wants_decays() && r < t.rows; ++r) {
+        add(r, m_keys + r * feature_stride(), sums(t));  // for its part in the gradient of the decays
+      }
+      if (m_normalizes) clear_silent_features(t);
     }
     if constexpr (rule.log_scaled) to_logarithms<role::query, false>(q, t.rows, B, where);
     for (Eigen::Index r = 0; wants_decays() && r < t.rows; ++r) {
@@ -197,6 +205,9 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
         decay_by(r, dz);
         if (m_normalizes) subtract_query(m_queries, r, *dv.row(r), dz);
         add(dz, m_dphi + r * feature_stride());
+      }
+      if constexpr (forward_engine::z_decays) {
+        for (Eigen::Index c = 0; c < features(); ++c) dz[c] = without_silence(dz[c]);
       }
     }
     if constexpr (rule.log_scaled) to_logarithms<role::key, true>(k, t.rows, B, where);
@@ -362,7 +373,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
       denominators = fma(P::load(phi + c), P::load(z + c), denominators);
       products = fma(P::load(phi + c), P::load(dphi + c), products);
     }
-    const T before = sum(denominators);
+    const T before = forward_engine::z_decays ? without_silence(sum(denominators)) : sum(denominators);
     const denominator_policy policy = rule.log_scaled ? m_policy.at_scale(m_scales[r]) : m_policy;
     const T denominator = policy(before);
     const reciprocal<T> factor(denominator);
@@ -398,6 +409,17 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     const P minus(-product);
     for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
       fma(minus, P::load(phi + c), P::load(dz + c)).store(dz + c);
+    }
+  }
+
+  /// z and S^T of a tile's head, as detail::clear_silent_features.
+  void clear_silent_features(const head_tile& t) const {
+    T* const z = sums(t);
+    for (Eigen::Index c = 0; c < features(); ++c) {
+      z[c] = without_silence(z[c]);
+      for (Eigen::Index m = 0; forward_engine::clears_rows && z[c] == T(0) && m < value_dim(); ++m) {
+        transposed(t.head)[m * feature_stride() + c] = T(0);
+      }
     }
   }
 

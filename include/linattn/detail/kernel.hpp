@@ -172,17 +172,25 @@ LINATTN_INLINE packet<T> decay_of(const head_rows<T>& x, Eigen::Index feature, E
   return packet<T>::broadcast(x.decay + token);
 }
 
-template <kernel_form Form, class T>
-LINATTN_INLINE packet<T> without_silence(const packet<T>& total, bool clears) {
-  if constexpr (Form.decay != decay_axis::none) {
-    if (clears) return zero_below(total, silence<T>);
+/// 0 for what has decayed into silence.
+template <class T>
+constexpr T without_silence(T x) noexcept {
+  return x < silence<T> && -silence<T> < x ? T(0) : x;
+}
+
+/// z (C) without what has decayed into silence, and with Rows the same rows of S (C, M): where features have one sign
+/// these say no more than z does, and one without the other would make other means. Of columns alone, as of all.
+template <bool Rows, class T, class Layout>
+LINATTN_NOINLINE void clear_silent_features(const Layout& layout, T* S) {
+  T* const z = S + layout.z_offset();
+  for (Eigen::Index c = 0; c < layout.features; ++c) {
+    z[c] = without_silence(z[c]);
+    if (Rows && z[c] == T(0)) std::fill_n(S + c * layout.row_stride(), layout.row_stride(), T(0));
   }
-  return total;
 }
 
 /// The normaliser's half of a micro-block: z (C) and, where Normalizes, one denominator a token. q, k (B, C) and z are
-/// padded with zeros to whole packets, `stride` elements. What has decayed into
-/// silence is cleared with every block.
+/// padded with zeros to whole packets, `stride` elements.
 template <Eigen::Index B, bool Normalizes, kernel_form Form, class T>
 LINATTN_INLINE void normalizer_block(const head_rows<T>& x, Eigen::Index stride, state_pointer<Form, T> z,
                                      T* denominators) {
@@ -200,7 +208,7 @@ LINATTN_INLINE void normalizer_block(const head_rows<T>& x, Eigen::Index stride,
       }
       if constexpr (Normalizes) product[i] = fma(P::load(x.q + i * stride + c), total, product[i]);
     });
-    if constexpr (Form.writes) without_silence<Form>(total, x.clears).store(z + c);
+    if constexpr (Form.writes) total.store(z + c);
   }
   if constexpr (Normalizes) {
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA { denominators[i] = sum(product[i]); });
@@ -297,7 +305,6 @@ LINATTN_INLINE void inline_normalize(Eigen::Index stride, Eigen::Index blocks, c
                                      state_pointer<Form, T> z, T* denominators) {
   for (Eigen::Index i = 0; i < blocks * B; i += B) {
     head_rows<T> block{x.q + i * stride, x.k + i * stride};
-    block.clears = x.clears;
     if constexpr (Form.decay == decay_axis::token) block.decay = x.decay + i;
     if constexpr (Form.decay == decay_axis::row) block.decay = x.decay + i * stride;
     normalizer_block<B, Normalizes, Form>(block, stride, z, denominators + i);

@@ -88,7 +88,7 @@ LINATTN_INLINE void shared_normalizer(const head_rows<T>& x, Eigen::Index stride
     }
     unroll<R>([&](auto r)
                   LINATTN_INLINE_LAMBDA { product[r] = fma(P::load(x.q + r * stride + c), total, product[r]); });
-    if constexpr (Keeps) without_silence<Form>(total, x.clears).store(z + c);
+    if constexpr (Keeps) total.store(z + c);
   }
   unroll<R>([&](auto r) LINATTN_INLINE_LAMBDA { denominators[r] = sum(product[r]); });
 }
@@ -120,7 +120,6 @@ LINATTN_NOINLINE void attend_shared(const Layout& layout, Eigen::Index tokens, E
   if constexpr (Layout::rule.normalizes) {
     for (Eigen::Index i = 0; i < tokens; ++i) {
       head_rows<T> token{x.q + i * readers * stride, x.k + i * stride};
-      token.clears = x.clears;
       if constexpr (Form.decay == decay_axis::token) token.decay = x.decay + i;
       if constexpr (Form.decay == decay_axis::row) token.decay = x.decay + i * stride;
       if constexpr (Normalizes) {

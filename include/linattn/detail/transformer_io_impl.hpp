@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
@@ -71,6 +72,12 @@ inline constexpr std::array<std::string_view, 2> activation_words{"relu", "gelu"
 inline constexpr std::array<std::string_view, 4> position_words{"none", "sinusoid_added", "sinusoid_concatenated",
                                                                 "learned"};
 
+/// For messages: as much of a text as a reader wants to see.
+inline std::string quoted(const std::string& text) {
+  constexpr std::size_t most = 100;
+  return "'" + text.substr(0, most) + (text.size() > most ? "...'" : "'");
+}
+
 inline const std::string& metadata_text(const safetensors_metadata& metadata, std::string_view key) {
   const auto found = metadata.find(key);
   if (found == metadata.end()) refuse("load_transformer", "the metadata have no '", std::string(key), "'");
@@ -85,7 +92,7 @@ Enum metadata_word(const safetensors_metadata& metadata, std::string_view key,
   if (found == words.end()) {
     std::string all;
     for (const std::string_view word : words) all += " " + std::string(word);
-    refuse("load_transformer", "the metadata say ", std::string(key), " = '", text, "', which is none of", all);
+    refuse("load_transformer", "the metadata say ", std::string(key), " = ", quoted(text), ", which is none of", all);
   }
   return static_cast<Enum>(found - words.begin());
 }
@@ -95,7 +102,8 @@ inline Eigen::Index metadata_number(const safetensors_metadata& metadata, std::s
   Eigen::Index number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number < 1) {
-    refuse("load_transformer", "the metadata say ", std::string(key), " = '", text, "', which is no number from 1 on");
+    refuse("load_transformer", "the metadata say ", std::string(key), " = ", quoted(text),
+           ", which is no number from 1 on");
   }
   return number;
 }
@@ -105,9 +113,14 @@ inline double metadata_positive(const safetensors_metadata& metadata, std::strin
   const std::string& text = metadata_text(metadata, key);
   const nlohmann::json number = nlohmann::json::parse(text, nullptr, false);
   if (!number.is_number() || !(number.get<double>() > 0)) {
-    refuse("load_transformer", "the metadata say ", std::string(key), " = '", text, "', which is no number above 0");
+    refuse("load_transformer", "the metadata say ", std::string(key), " = ", quoted(text),
+           ", which is no number above 0");
   }
   return number.get<double>();
+}
+
+inline Eigen::Index value_heads_of(const linattn::options& o) {
+  return o.value_heads > 0 ? o.value_heads : o.key_heads > 0 ? o.key_heads : o.heads;
 }
 
 /// As many numbers <= 0 as there are heads.
@@ -117,8 +130,8 @@ inline std::vector<double> metadata_decays(const safetensors_metadata& metadata,
   const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
   const auto decays = [](const nlohmann::json& x) { return x.is_number() && x.get<double>() <= 0; };
   if (!list.is_array() || Eigen::Index(list.size()) != heads || !std::all_of(list.begin(), list.end(), decays)) {
-    refuse("load_transformer", "the metadata say ", std::string(key), " = '", text, "', which is no array of ", heads,
-           " numbers <= 0, one for each value head");
+    refuse("load_transformer", "the metadata say ", std::string(key), " = ", quoted(text), ", which is no array of ",
+           heads, " numbers <= 0, one for each value head");
   }
   return list.get<std::vector<double>>();
 }
@@ -192,9 +205,7 @@ loaded_transformer<T> load_transformer(const safetensors_file& file, const tenso
                    " and head_dim = ", attention.head_dim, ", but the first query projection has ", sizes.query_width,
                    " rows");
   }
-  const Eigen::Index value_heads = attention.value_heads > 0 ? attention.value_heads
-                                   : attention.key_heads > 0 ? attention.key_heads
-                                                             : attention.heads;
+  const Eigen::Index value_heads = detail::value_heads_of(attention);
   if (sizes.value_width % value_heads == 0) attention.value_dim = sizes.value_width / value_heads;
   if (of.contains("log_decay")) model.log_decay = detail::metadata_decays(of, "log_decay", value_heads);
   return model;
@@ -203,6 +214,16 @@ loaded_transformer<T> load_transformer(const safetensors_file& file, const tenso
 template <class T>
 void save_transformer(const std::filesystem::path& path, const loaded_transformer<T>& model,
                       safetensors_dtype storage) {
+  const Eigen::Index heads = detail::value_heads_of(model.attention);
+  if (const auto decays = Eigen::Index(model.log_decay.size()); decays != 0 && decays != heads) {
+    detail::refuse("save_transformer", "log_decay has ", decays, " numbers, expected one for each of ", heads,
+                   " value heads, or none");
+  }
+  for (const double x : model.log_decay) {
+    if (!(x <= 0 && std::isfinite(x))) {
+      detail::refuse("save_transformer", "log_decay has ", x, ", expected finite numbers <= 0, which JSON can hold");
+    }
+  }
   std::vector<safetensors_entry<T>> entries;
   for_each_tensor(model.weights, [&](const std::string& name, const auto& tensor) {
     std::vector<Eigen::Index> shape;
