@@ -43,6 +43,7 @@ using fading =
     linattn::transformer<linattn::linear_attention<linattn::elu_plus_one, linattn::normalized<linattn::decay>>>;
 using softmax = linattn::transformer<linattn::cached_softmax<float>>;
 
+constexpr const char* fading_name = "elu_plus_one_decay";
 const std::string data = LINATTN_EXAMPLES_DIR "/data/";
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -197,8 +198,8 @@ void compare_speed(const linattn::loaded_transformer<float>& file, const image_f
   const double flop_ratio = (products + double(n)) / (products + 2 * double(file.attention.head_dim));
   const softmax with_softmax = as_softmax(file, format);
   std::printf("\nimages of %td tokens per second, %td at once, one thread:\n", n, batch);
-  const double rate = file.log_decay.empty() ? images_per_second(as_linear(file), format, batch)
-                                             : images_per_second(as_fading(file), format, batch);
+  const double rate = file.attention_name == fading_name ? images_per_second(as_fading(file), format, batch)
+                                                         : images_per_second(as_linear(file), format, batch);
   std::printf("%10.3g  linear attention, as a recurrent network\n", rate);
   const double cached = images_per_second(with_softmax, format, batch);
   std::printf("%10.3g  softmax with a cache of keys and values: %.2f times as long, %.2f times the flops\n", cached,
@@ -253,7 +254,7 @@ int run(std::string path, bool digits, bool quick) {
     throw std::invalid_argument(path + ": the tensors are not those of such images");
   }
   if (file.attention_name == "elu_plus_one") return show(as_linear(file), file, quick);
-  if (file.attention_name == "elu_plus_one_decay") return show(as_fading(file), file, quick);
+  if (file.attention_name == fading_name) return show(as_fading(file), file, quick);
   if (file.attention_name == "softmax") return show(as_softmax(file, format), file, quick);
   throw std::invalid_argument(path + ": attention '" + file.attention_name + "' is not known here");
 }

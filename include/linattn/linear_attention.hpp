@@ -295,11 +295,11 @@ class linear_attention {
   ///     attn.vjp_causal(s0, q, k, v, {.log_decay = g, .beta = b}, dout, ds, dq, dk, dv,
   ///                     {.log_decay = dg, .beta = db}, ws);
   ///
-  /// Built for gated, delta and gated_delta, and without inputs for decay, whose constants get no gradient, normalized
-  /// or not; where the map writes log phi, for additive only. The rules that correct go forwards, back, and forwards
-  /// again: the workspace does not depend on N, nothing is stored for every token or segment, and the recurrence is
-  /// never inverted. Flops a head: gated 15 N C M, of which 12 are the equations'; delta and gated_delta 22 N C M, or
-  /// 26 where M > D, of which 16 and 18 are.
+  /// Built for delta and gated_delta, for gated and, without inputs, decay (whose constants get no gradient), these two
+  /// also normalized; where the map writes log phi, for additive only. The rules that correct go forwards, back, and
+  /// forwards again: the workspace does not depend on N, nothing is stored for every token or segment, and the
+  /// recurrence is never inverted. Flops a head: gated 15 N C M, of which 12 are the equations'; delta and gated_delta
+  /// 22 N C M, or 26 where M > D, of which 16 and 18 are.
   ///
   /// Numerics: the gradient of a log-decay is a sum over the tokens that follow, of terms that cancel where decays are
   /// strong. It is summed in twice the precision of Scalar, so its error is that of its terms, a few roundings of

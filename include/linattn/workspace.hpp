@@ -19,9 +19,9 @@ constexpr Eigen::Index tokens_per_pass(Eigen::Index feature_stride) noexcept {
 /// Where the packed rows of `tokens` tokens of one state lie: features and values (T, C or M), outputs, a tile of x for
 /// maps that are not elementwise, one number a token (denominators), and a state for the verbs that are called without
 /// one. Rules add their decays (T, C), one number a token (beta, or the logarithm of its scale), a and b (T, C), and
-/// those that correct what correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and z
-/// (C) and S^T (M, C) of every head. Where several heads read a state,
-/// their queries, outputs and denominators (T, R, ...) have a place of their own.
+/// those that correct what correction.hpp makes of a tile. Gradients add outputs (T, C) and (T, M), a tile of dx, and
+/// of every head S^T (M, C) and what there is of z (C), log scales (C) and sums over decays (2, C). Where several heads
+/// read a state, their queries, outputs and denominators (T, R, ...) have a place of their own.
 template <class T, Eigen::Index HeadDim, Eigen::Index ValueDim, Eigen::Index Features, Eigen::Index Heads,
           bool Gradients, rule_traits Rule = additive::traits>
 struct workspace_layout {

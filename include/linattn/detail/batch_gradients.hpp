@@ -89,8 +89,8 @@ auto gradient_rows(const Call& call, const batch_gradient<Attention>& g, const E
   return a;
 }
 
-/// work(engine, b, arguments, workspace) for every sequence: for ranges of its heads, or of its groups of heads that
-/// share, or where these add to one gradient of parameters for all of them.
+/// work(engine, b, arguments, workspace) for every sequence, in tasks of some heads (where heads share, of some
+/// groups), or in one task where all heads add to one gradient of parameters.
 template <class Call, class Attention, class Work>
 void run_gradients(const Call& call, const batch_gradient<Attention>& g, const Work& work) {
   const Eigen::Index parts = Call::cuts_heads && g.dmap.empty() ? call.layout.heads.groups() : 1;

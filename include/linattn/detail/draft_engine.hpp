@@ -41,6 +41,13 @@ struct draft_engine {
   static constexpr bool decays = rule.decay != decay_kind::none;
   static constexpr bool corrects = rule.corrects != correction::none;
 
+  /// Pairs of a block that `accept` writes, and packets of its panels: their values take half of the registers. A state
+  /// in memory comes the quicker the more of a row is taken at once.
+  static constexpr Eigen::Index few_pairs = 2;
+  static constexpr Eigen::Index many_pairs = 4;
+  template <Eigen::Index B>
+  static constexpr Eigen::Index written_packets = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS / (2 * B);
+
   using engine_type = engine<Map, S, Layout>;
   static constexpr bool clears_rows = engine_type::clears_rows;
   using rows_type = sequence_rows<S, T, rule>;
@@ -69,10 +76,10 @@ struct draft_engine {
     for (Eigen::Index h = 0; h < layout().state.heads; ++h) {
       const draft_rows<const T> y = rows_of(draft, from, h);
       T* const S_h = state + h * layout().state.head_stride();
-      if (writes * tokens <= 2) {
-        write<2>(tokens, y, S_h, clears, scratch);
+      if (writes * tokens <= few_pairs) {
+        write<few_pairs>(tokens, y, S_h, clears, scratch);
       } else {
-        write<4>(tokens, y, S_h, clears, scratch);
+        write<many_pairs>(tokens, y, S_h, clears, scratch);
       }
     }
   }
@@ -251,8 +258,7 @@ struct draft_engine {
   }
 
   /// The first tokens of one head into its S and what lies behind it: in blocks of B pairs, each scaled to the end of
-  /// its block and padded with zeros, the state's panels read and written once. Panels are as wide as half of the
-  /// registers hold values of: a state in memory comes the quicker the more of a row is taken at once.
+  /// its block and padded with zeros, the state's panels read and written once.
   template <Eigen::Index B>
   LINATTN_INLINE void write(Eigen::Index tokens, const draft_rows<const T>& y, T* S_h, bool clears, T* scratch) const {
     constexpr kernel_form form{.writes = true, .decay = decays ? decay_axis::row : decay_axis::none, .once = true};
@@ -284,7 +290,7 @@ struct draft_engine {
     std::copy_n(y.values, writes * tokens * row_stride, values);
     std::fill(values + writes * tokens * row_stride, values + blocks * B * row_stride, T(0));
 
-    for_each_panel<EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS / (2 * B), T>(
+    for_each_panel<written_packets<B>, T>(
         row_stride, [&](auto packets, Eigen::Index m, Eigen::Index, Eigen::Index) LINATTN_INLINE_LAMBDA {
           for (Eigen::Index c = 0; c < state.features; c += feature_tile<T>) {
             const Eigen::Index rows = std::min(feature_tile<T>, state.features - c);

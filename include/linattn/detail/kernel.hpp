@@ -39,9 +39,9 @@ inline constexpr Eigen::Index half_block = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTER
 inline constexpr Eigen::Index widest_block = 8;
 
 /// Packets of a panel. A decode step takes as much of a row at once as a quarter of the registers hold, 512 bytes with
-/// AVX-512: a state in memory then comes in half the time that 128 bytes of each row take, one in L3 in two thirds; in
-/// L2 the narrower panel has a fifth less. Change it here and run `bench_step` and `bench_batch_step` to see the
-/// others.
+/// AVX-512: a state in L3 or memory then comes in half the time that 128 bytes of each row take. One that stays in L2
+/// takes a fifth longer under the additive rule, and a fifth less under the delta rules. Change it here and run
+/// `bench_step`, `bench_rules` and `bench_batch_step` to see others.
 template <Eigen::Index B>
 inline constexpr Eigen::Index panel_packets = B == 1 ? EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS / 4 : 2;
 
@@ -215,7 +215,8 @@ LINATTN_INLINE void normalizer_block(const head_rows<T>& x, Eigen::Index stride,
   }
 }
 
-/// Rows of S that the blocks of a pass run over before the next ones: a panel of them stays in L1 beside the features.
+/// Rows of S that the blocks of a pass run over before the next ones: a panel of two packets of them takes half of L1,
+/// and leaves the rest to the features.
 template <class T>
 inline constexpr Eigen::Index feature_tile = (16 * 1024) / (2 * packet<T>::size * Eigen::Index(sizeof(T)));
 

@@ -10,7 +10,7 @@ LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// The first line of every page among n elements, into L2. The processor's own prefetcher follows a state that is
-/// stepped from memory, but stops at the end of a page: states come from memory at a quarter more of its speed.
+/// stepped from memory, but stops at the end of a page: with this it comes a quarter faster.
 template <class T>
 LINATTN_INLINE void prefetch_pages(const T* first, Eigen::Index n) {
   constexpr std::uintptr_t page = 4096;

@@ -13,13 +13,17 @@ LINATTN_NAMESPACE_BEGIN
 /// (j, i]: with `decay` linear attention that looks at what is near, with `gated` the gated random feature attention
 /// of Peng et al., Random Feature Attention, 2021 (there keys also come times 1 - a_i).
 ///
-///     linear_attention<elu_plus_one, normalized<decay>> attn({.head_dim = 64, .heads = 2}, {}, {decay({-0.7,
-///     -0.01})}); linear_attention<elu_plus_one, normalized<gated<>>> attn({.head_dim = 64});
+///     using near_attention = linear_attention<elu_plus_one, normalized<decay>>;
+///     near_attention attn({.head_dim = 64, .heads = 2}, {}, {decay({-0.7, -0.01})});
+///     linear_attention<elu_plus_one, normalized<gated<>>> gated_attn({.head_dim = 64});
 ///
 /// Rule is `decay`, `gated` or one of your own that reads what it has written and does not correct; what it takes stays
-/// the same. The map's denominators should be positive (feature_map.hpp); with the options' denominator policy, and
-/// without the division where their `normalize` is false. Cost: C flops a token and head more. Numerics: as Rule; z is
-/// cleared where S is, so that after long silence a denominator is 0, as before the first token.
+/// the same. With signed maps it divides only where `.normalize = true` says so, as every operator; by the options'
+/// denominator policy. Cost: 4 C + M flops a token and head more.
+///
+/// Numerics: what has decayed below 2^-100 is silence. A denominator below it is 0, and so are the output and its
+/// gradients, as before the first token; an entry of z below it is cleared with its row of S, now and then as S is
+/// elsewhere. So keys whose features are all as small weigh nothing, where the additive rule still averages them.
 template <class Rule>
 struct normalized : Rule {
   static_assert(

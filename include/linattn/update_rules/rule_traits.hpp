@@ -26,7 +26,7 @@ struct rule_traits {
   decay_kind decay = decay_kind::none;
   bool fixed_decay = false;  ///< the decays belong to the operator, not to a token
   correction corrects = correction::none;
-  bool normalizes = false;        ///< keeps z = sum phi(k) and divides by phi(q).z
+  bool normalizes = false;        ///< keeps z, the sum of phi(k) that decays as S does, and divides by phi(q).z
   bool reads_after_write = true;  ///< token i sees itself
   bool log_scaled = false;        ///< set by maps that write log phi: the state is kept by its largest features
 
