@@ -132,6 +132,14 @@ struct kept_rows {
   }
 };
 
+/// Rows from the first on that hold `tokens` of those that count.
+constexpr Eigen::Index rows_with(Eigen::Index tokens, const std::uint8_t* kept) {
+  if (kept == nullptr) return tokens;
+  Eigen::Index rows = 0;
+  for (Eigen::Index passed = 0; passed < tokens; ++rows) passed += kept[rows] != 0 ? 1 : 0;
+  return rows;
+}
+
 /// The rows of one sequence that a pass runs over, of element type S; those that a verb does not take are empty. With
 /// `kept` `tokens` are the nonzero ones among as many of its elements as hold them, and rows of the others are neither
 /// read nor written. Steps take no mask.
@@ -170,12 +178,8 @@ struct sequence_rows {
   constexpr void narrow(Eigen::Index first, Eigen::Index count) {
     tokens = count;
     position += first;
-    Eigen::Index row = first;
-    if (kept != nullptr) {
-      row = 0;
-      for (Eigen::Index passed = 0; passed < first; ++row) passed += kept[row] != 0 ? 1 : 0;
-      kept += row;
-    }
+    const Eigen::Index row = rows_with(first, kept);
+    if (kept != nullptr) kept += row;
     for_each([&](auto& rows) {
       if (rows.data != nullptr) rows.data += row * rows.row_stride;
     });

@@ -53,14 +53,7 @@ class summed_rows {
   bool m_adds = false;
 };
 
-/// Rows from the first on that hold `tokens` of those that count.
-inline Eigen::Index rows_with(Eigen::Index tokens, const std::uint8_t* kept) {
-  if (kept == nullptr) return tokens;
-  Eigen::Index rows = 0;
-  for (Eigen::Index passed = 0; passed < tokens; ++rows) passed += kept[rows] != 0 ? 1 : 0;
-  return rows;
-}
-
+/// for_each_output_head, which says more.
 template <class Engine, class Arguments, class Run>
 LINATTN_NOINLINE void run_output_heads(const Engine& all, const Arguments& a, const Run& run) {
   using T = typename Engine::T;
