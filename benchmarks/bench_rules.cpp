@@ -4,6 +4,8 @@
 //   BM_step     linear_attention::step            one token; the bound is traffic, update_fraction of the rate at which
 //                                                 the nearest level of memory that holds the state is read and written
 //   BM_silent_step                                the same on inputs of zeros, after 10,000 of them
+//   BM_put_off_step                               the same into a draft, which is written every fourth token
+//   (draft.hpp)
 //
 // No feature map. Keys have length 1, betas lie in (0, 1), decays in (0.9, 1) or so, as in models. Useful flops are
 // those of rule_flops in common.hpp.
@@ -140,16 +142,19 @@ void BM_prefill(benchmark::State& state) {
   timed<T>(state, double(n), rule_flops(Rule::traits, double(n), double(d), double(m), double(h)), call);
 }
 
+enum class decoding { as_it_sounds, silent, put_off };
+
 template <class Rule, class T>
-void bench_step(benchmark::State& state, bool silent) {
+void bench_step(benchmark::State& state, decoding how) {
   using tested = subject<Rule, T>;
   constexpr Index period = 64;  // tokens of input, used in turn
   const Index d = state.range(0), m = state.range(1), h = state.range(2);
   const auto attention = tested::make(d, m, h);
   rule_problem<T> p(period, d, m, h);
-  if (silent) p.q.setZero(), p.k.setZero(), p.v.setZero();
+  if (how == decoding::silent) p.q.setZero(), p.k.setZero(), p.v.setZero();
   auto ws = attention.make_workspace();
   auto s = attention.make_state();
+  auto draft = attention.make_draft();
   const auto x = p.template inputs<typename tested::inputs>(tested::per_feature);
   Index t = 0;
   const auto call = [&] {
@@ -160,11 +165,15 @@ void bench_step(benchmark::State& state, bool silent) {
     if constexpr (requires { gates.a; }) gates.a = token(x.a);
     if constexpr (requires { gates.b; }) gates.b = token(x.b);
     if constexpr (requires { gates.bonus; }) gates.bonus = token(x.bonus);
-    attention.step(s, p.q.row(t), p.k.row(t), p.v.row(t), gates, p.out.row(t), ws);
+    if (how == decoding::put_off) {
+      attention.step(s, p.q.row(t), p.k.row(t), p.v.row(t), gates, p.out.row(t), draft, ws);
+    } else {
+      attention.step(s, p.q.row(t), p.k.row(t), p.v.row(t), gates, p.out.row(t), ws);
+    }
     t = (t + 1) % period;
     benchmark::ClobberMemory();
   };
-  if (silent) {
+  if (how == decoding::silent) {
     s.kv(0).setOnes();
     for (int i = 0; i < 10000; ++i) call();
   }
@@ -178,11 +187,15 @@ void bench_step(benchmark::State& state, bool silent) {
 
 template <class Rule, class T>
 void BM_step(benchmark::State& state) {
-  bench_step<Rule, T>(state, false);
+  bench_step<Rule, T>(state, decoding::as_it_sounds);
 }
 template <class Rule, class T>
 void BM_silent_step(benchmark::State& state) {
-  bench_step<Rule, T>(state, true);
+  bench_step<Rule, T>(state, decoding::silent);
+}
+template <class Rule, class T>
+void BM_put_off_step(benchmark::State& state) {
+  bench_step<Rule, T>(state, decoding::put_off);
 }
 
 void prefill_shapes(benchmark::internal::Benchmark* b) {
@@ -200,7 +213,8 @@ void step_shapes(benchmark::internal::Benchmark* b) {
 
 #define LINATTN_BENCH_RULE(rule)                                       \
   BENCHMARK_TEMPLATE2(BM_prefill, rule, float)->Apply(prefill_shapes); \
-  BENCHMARK_TEMPLATE2(BM_step, rule, float)->Apply(step_shapes)
+  BENCHMARK_TEMPLATE2(BM_step, rule, float)->Apply(step_shapes);       \
+  BENCHMARK_TEMPLATE2(BM_put_off_step, rule, float)->Apply(step_shapes)
 
 LINATTN_BENCH_RULE(additive);
 LINATTN_BENCH_RULE(decay);

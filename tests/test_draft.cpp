@@ -1,5 +1,5 @@
 // Speculative decoding: outputs of a draft are those of stepping, the state it was made from stays as it is, and
-// accepting j of its tokens is j steps.
+// accepting j of its tokens is j steps. Steps that are put off are a draft, token by token.
 #include <linattn/linattn.hpp>
 
 #include "support/allocations.hpp"
@@ -43,6 +43,7 @@ class Draft : public testing::Test {
   using tokens = support::rule_tokens<T>;
 
   static constexpr Index prefix = 7, capacity = 16;
+  static constexpr double rounding = summation<T>;
 
   /// Ragged, one panel and more, and features beyond one tile.
   static std::vector<support::rule_shape> shapes() {
@@ -88,10 +89,10 @@ class Draft : public testing::Test {
     attn.accept(d.state, d.draft, accepted, ws);
     const row_matrix<T> first = support::step_over(attn, s, x.rows(prefix, accepted));
     EXPECT_EQ(d.state.tokens(), s.tokens());
-    EXPECT_TRUE(support::close(support::contents_of(d.state), support::contents_of(s), summation<T>));
+    EXPECT_TRUE(support::close(support::contents_of(d.state), support::contents_of(s), rounding));
     row_matrix<T> all(n, x.v.cols());
     all << first, support::step_over(attn, s, x.rows(prefix + accepted, n - accepted));
-    EXPECT_TRUE(support::close(d.out, all, summation<T>));
+    EXPECT_TRUE(support::close(d.out, all, rounding));
   }
 };
 
@@ -192,6 +193,81 @@ TYPED_TEST(Draft, WhatIsRejectedLeavesNoTrace) {
   }
 }
 
+TYPED_TEST(Draft, TokensOneByOneAreThoseTogetherBitForBit) {
+  std::uint64_t seed = 20;
+  for (const support::rule_shape& shape : this->shapes()) {
+    const auto x = this->make(shape, seed++);
+    const auto attn = this->attention(x);
+    using attention = std::remove_cv_t<decltype(attn)>;
+    auto ws = attn.make_workspace();
+    const Index n = attention::draft_type::steps_at_once;
+    typename TestFixture::template drafted<attention> together(attn, x, n, ws);
+    auto s = attn.make_state(3);
+    support::step_over(attn, s, x.rows(0, this->prefix));
+    const auto before = support::contents_of(s);
+    auto d = attn.make_draft();
+    EXPECT_TRUE(support::same_bits(support::step_over(attn, s, x.rows(this->prefix, n), d), together.out));
+    EXPECT_TRUE(support::same_bits(support::contents_of(s), before)) << "the state was written";
+    EXPECT_EQ(d.tokens(), n);
+
+    attn.accept(s, d, ws);
+    EXPECT_EQ(d.tokens(), 0);
+    attn.accept(together.state, together.draft, n, ws);
+    EXPECT_TRUE(support::same_bits(support::contents_of(s), support::contents_of(together.state)));
+    EXPECT_EQ(s.tokens(), together.state.tokens());
+    attn.accept(s, d, ws);  // of nothing
+    EXPECT_TRUE(support::same_bits(support::contents_of(s), support::contents_of(together.state)));
+  }
+}
+
+TYPED_TEST(Draft, StepsPutOffAreSteps) {
+  std::uint64_t seed = 30;
+  for (const support::rule_shape& shape : this->shapes()) {
+    const auto x = this->make(shape, seed++);
+    const auto attn = this->attention(x);
+    auto ws = attn.make_workspace();
+    for (const Index n : {1, 2, 3, 4, 5, 16}) {
+      auto expected = attn.make_state(3);
+      support::step_over(attn, expected, x.rows(0, this->prefix));
+      auto s = expected;
+      auto d = attn.make_draft();
+      const auto part = x.rows(this->prefix, n);
+      EXPECT_TRUE(support::close(support::step_over(attn, s, part, d), support::step_over(attn, expected, part),
+                                 this->rounding));
+      EXPECT_EQ(s.tokens() + d.tokens(), this->prefix + n);
+      EXPECT_EQ(s.first_position() + s.tokens(), d.position());
+      attn.accept(s, d, ws);
+      EXPECT_EQ(s.tokens(), this->prefix + n);
+      EXPECT_TRUE(support::close(support::contents_of(s), support::contents_of(expected), this->rounding));
+    }
+  }
+}
+
+/// A step behind tokens that were drafted takes them for accepted; and a draft that was cleared begins anywhere.
+TYPED_TEST(Draft, AStepGoesOnBehindADraft) {
+  const auto x = this->make({0, 17, 9, 2}, 7);
+  const auto attn = this->attention(x);
+  using attention = std::remove_cv_t<decltype(attn)>;
+  auto ws = attn.make_workspace();
+  for (const Index n : {1, 3, 9, 15}) {
+    typename TestFixture::template drafted<attention> d(attn, x, n, ws);
+    auto expected = attn.make_state(3);
+    support::step_over(attn, expected, x.rows(0, this->prefix + n));
+    const auto token = x.rows(this->prefix + n, 1);
+    EXPECT_TRUE(support::close(support::step_over(attn, d.state, token, d.draft),
+                               support::step_over(attn, expected, token), this->rounding));
+    attn.accept(d.state, d.draft, ws);
+    EXPECT_TRUE(support::close(support::contents_of(d.state), support::contents_of(expected), this->rounding));
+
+    support::step_over(attn, d.state, token, d.draft);
+    d.state.reset();
+    d.draft.clear();
+    auto anew = attn.make_state(3);
+    EXPECT_TRUE(support::close(support::step_over(attn, d.state, x.rows(0, 3), d.draft),
+                               support::step_over(attn, anew, x.rows(0, 3)), this->rounding));
+  }
+}
+
 TYPED_TEST(Draft, NothingAllocates) {
   LINATTN_NEEDS_ALLOCATION_COUNT();
   using scalar = typename TypeParam::scalar;
@@ -206,6 +282,12 @@ TYPED_TEST(Draft, NothingAllocates) {
     const allocation_count count;
     attn.forward_causal(s, x.q, x.k, x.v, inputs, out, d, ws);
     attn.accept(s, d, 9, ws);
+    d.clear();
+    for (Index i = 0; i < 5; ++i) {
+      attn.step(s, x.q.row(i), x.k.row(i), x.v.row(i), support::token_inputs_of<decltype(attn)>(x, i), out.row(i), d,
+                ws);
+    }
+    attn.accept(s, d, ws);
     EXPECT_EQ(count.total(), 0);
   }
 }
@@ -254,8 +336,17 @@ void expect_shared_heads_draft_as_they_step(bool normalize) {
       row_matrix<float> out(n, attn.output_heads() * m);
       attn.forward_causal(std::as_const(s), q, k, gates.v, x, out, draft, ws);
       EXPECT_TRUE(support::close(out, attn.forward_causal(expected, q, k, gates.v, x), summation<float>));
+      auto put_off = s;
       attn.accept(s, draft, n, ws);
       EXPECT_TRUE(support::close(support::contents_of(s), support::contents_of(expected), summation<float>));
+
+      row_matrix<float> token(1, out.cols());
+      draft.clear();
+      for (Index i = 0; i < n; ++i) {
+        attn.step(put_off, q.row(i), k.row(i), gates.v.row(i), support::token_inputs_of<decltype(attn)>(gates, i),
+                  token.row(0), draft, ws);
+        EXPECT_TRUE(support::close(token, row_matrix<float>(out.row(i)), summation<float>));
+      }
     }
   }
 }

@@ -4,7 +4,11 @@
 //   attn.forward_causal(s, q, k, v, {.log_decay = g}, out, d, ws);     // up to 16 proposed tokens; s is const
 //   attn.accept(s, d, j, ws);                                          // the first j were right: s moves on by j
 //
-// Neither a snapshot of the state nor a second run over the accepted tokens.
+// Neither a snapshot of the state nor a second run over the accepted tokens. Decoding whose writes are put off, for the
+// delta rules and states in L2:
+//
+//   attn.step(s, q_t, k_t, v_t, {.log_decay = g_t}, out_t, d, ws);     // reads s; every fourth time writes it, too
+//   attn.accept(s, d, ws);                                             // what is pending, before s is used without d
 #pragma once
 
 #include <linattn/detail/checks.hpp>
@@ -16,7 +20,8 @@
 
 LINATTN_NAMESPACE_BEGIN
 
-/// The tokens of one call of the drafting `forward_causal`, made by `linear_attention::make_draft`.
+/// The tokens of one call of the drafting `forward_causal`, or of steps that are put off, made by
+/// `linear_attention::make_draft`.
 ///
 /// Of every head and token it holds what the update rule would write into the state, and by how much it would decay:
 /// features w, values x and log-decays, such that the state after the first j tokens is
@@ -29,9 +34,9 @@ LINATTN_NAMESPACE_BEGIN
 /// Accepting reads and writes the state once, as a step does, so where traffic is the bound it costs what a step costs;
 /// its 2 j C M flops a head show where the state lies in a near cache and j is large. `bench_draft` prints both.
 ///
-/// A value, reused for ever: each call overwrites it, and no call allocates. Memory: 16 (C + M) elements a head, twice
-/// that for diagonal plus rank one, and for decays per feature 32 C more; inline, without heap, where C, M and H are
-/// compile-time constants. One draft belongs to one sequence at a time.
+/// A value, reused for ever: each drafting call overwrites it, and no call allocates. Memory: 16 (C + M) elements a
+/// head, twice that for diagonal plus rank one, and for decays per feature 32 C more; inline, without heap, where C, M
+/// and H are compile-time constants. One draft belongs to one sequence at a time.
 template <rule_traits Rule, class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index Heads>
 class draft {
   using layout_type = detail::draft_layout<T, Features, ValueDim, Heads, Rule>;
@@ -40,6 +45,8 @@ class draft {
   using scalar = T;
   /// Tokens that a draft has room for.
   static constexpr Eigen::Index capacity = detail::draft_tokens;
+  /// Steps that are put off until one of them writes all to the state: what one read and write of it takes.
+  static constexpr Eigen::Index steps_at_once = layout_type::steps_at_once;
 
   draft() = default;
 
@@ -47,10 +54,13 @@ class draft {
   Eigen::Index features() const noexcept { return m_layout.state.features; }
   Eigen::Index value_dim() const noexcept { return m_layout.state.value_dim; }
 
-  /// Tokens of the last call that wrote it; 0 before the first.
+  /// Tokens of the last call that wrote it, or steps that are pending; 0 before the first.
   Eigen::Index tokens() const noexcept { return m_tokens; }
   /// Where the first of them stands: first_position() + tokens() of the state that they were drafted from.
   Eigen::Index position() const noexcept { return m_position; }
+
+  /// Drops the tokens, as where the sequence that they belong to begins anew.
+  void clear() noexcept { m_tokens = 0; }
 
   /// Bytes held.
   Eigen::Index bytes() const noexcept { return Eigen::Index(m_slab.size() * sizeof(T)); }

@@ -243,12 +243,12 @@ class linear_attention {
   void step(std::span<state_type> states, input q, input k, input v, output out,
             workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
 
-  /// Room for the tokens of one speculative call (draft.hpp). One allocation, none with fixed sizes.
+  /// Room for tokens that are not written yet (draft.hpp). One allocation, none with fixed sizes.
   draft_type make_draft() const { return detail::engine_access::make_workspace<draft_type>(draft_layout()); }
 
   /// Speculative decoding: `forward_causal` of N <= 16 proposed tokens from a state that stays as it is, bit for bit;
-  /// what they would write goes to `d`. Throws for more tokens. One read of the state, two for a rule that corrects,
-  /// and 2 C M flops a token and read, whole blocks of 8 or 4 tokens counted, beside 2 N^2 (C + M) a read.
+  /// what they would write goes to `d`. Throws for more tokens. One read of the state and 2 C M flops a row, of which a
+  /// rule that corrects has two a token, whole blocks of 2, 4 or 8 counted, beside 2 N^2 (C + M) for either.
   void forward_causal(const state_type& s, input q, input k, input v, const inputs& x, output out, draft_type& d,
                       workspace_type& ws) const;
   void forward_causal(const state_type& s, input q, input k, input v, output out, draft_type& d,
@@ -258,6 +258,19 @@ class linear_attention {
   /// and write of the state and 2 j C M flops a head. j = 0 leaves the state as it is. Throws for j outside
   /// 0 ... d.tokens(), a draft of another operator's sizes, or a state that has moved on since.
   void accept(state_type& s, const draft_type& d, Eigen::Index j, workspace_type& ws) const;
+  /// All of them, which leaves the draft empty: after steps whose writes were put off s is whole again.
+  void accept(state_type& s, draft_type& d, workspace_type& ws) const;
+
+  /// `step` with its write put off: the token is the next one behind those of d, which are accepted first where there
+  /// are steps_at_once, and goes to d. The state is read once a token, and read and written once in four: for a rule
+  /// that corrects, which reads a state beyond L1 twice in `step`, that is 0.7 to 0.8 of its time where the state lies
+  /// in L2. Where it comes from memory `step` is the quicker one (`bench_draft --benchmark_filter=put_off`). s and d
+  /// belong together until `accept`: s.tokens() counts what s holds itself, and a reset of s is one with d.clear().
+  /// Equal to `step` to rounding, and bit for bit to drafting the same tokens together. Promises are those of `step`.
+  void step(state_type& s, token q_t, token k_t, token v_t, const token_inputs& x, vector_view<Scalar> out_t,
+            draft_type& d, workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
+  void step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t, draft_type& d,
+            workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
 
   // Gradients: vector-Jacobian products of the whole operator, map, query scale, denominator and its policy included.
   // They recompute what they need from the inputs: nothing is kept from the forward pass, and beside inputs and outputs
@@ -328,6 +341,12 @@ class linear_attention {
 
   draft_layout_type draft_layout() const noexcept { return {m_layout.state}; }
   void require_draft(const char* function, const draft_type& d) const;
+  static constexpr void require_drafts_are_built() noexcept;
+  bool fits(const draft_type& d) const noexcept;
+  void run_draft(const rows_type& x, const state_type& s, draft_type& d, workspace_type& ws) const;
+  void run_accept(state_type& s, const draft_type& d, Eigen::Index j, workspace_type& ws) const;
+  void assert_token(const state_type& s, token q_t, token k_t, token v_t, const token_inputs& x,
+                    vector_view<Scalar> out_t, const workspace_type& ws) const noexcept;
   detail::engine<FeatureMap, Scalar, layout_type> engine() const noexcept {
     return {m_map, m_layout, m_query_scale, m_policy, m_normalizes};
   }

@@ -28,7 +28,8 @@ struct buffers {
 /// What an audio callback may do: every verb that takes a state or a workspace.
 template <class Operator, class T>
 void callback(const Operator& attn, typename Operator::state_type& s, typename Operator::state_type& ds,
-              typename Operator::workspace_type& ws, buffers<T>& x) noexcept LINATTN_NONBLOCKING {
+              typename Operator::draft_type& d, typename Operator::workspace_type& ws,
+              buffers<T>& x) noexcept LINATTN_NONBLOCKING {
   attn.forward_causal(s, x.q, x.k, x.v, x.out, ws);
   attn.forward_causal(x.q, x.k, x.v, x.out, ws);
   attn.forward(s, x.q, x.k, x.v, x.out, ws);
@@ -37,6 +38,13 @@ void callback(const Operator& attn, typename Operator::state_type& s, typename O
   attn.read(s, x.q, x.out, ws);
   attn.read(s, x.q, x.out, ws, x.denominators);
   for (Index i = 0; i < x.q.rows(); ++i) attn.step(s, x.q.row(i), x.k.row(i), x.v.row(i), x.out.row(i), ws);
+  if constexpr (!Operator::rule.log_scaled) {
+    attn.forward_causal(s, x.q.topRows(7), x.k.topRows(7), x.v.topRows(7), x.out.topRows(7), d, ws);
+    attn.accept(s, d, 5, ws);
+    d.clear();
+    for (Index i = 0; i < x.q.rows(); ++i) attn.step(s, x.q.row(i), x.k.row(i), x.v.row(i), x.out.row(i), d, ws);
+    attn.accept(s, d, ws);
+  }
   attn.step(std::span(&s, 1), x.q.topRows(1), x.k.topRows(1), x.v.topRows(1), x.out.topRows(1), ws);
   attn.vjp(x.q, x.k, x.v, x.out, x.dq, x.dk, x.dv, ws);
   attn.vjp_causal(x.q, x.k, x.v, x.out, x.dq, x.dk, x.dv, ws);
@@ -56,8 +64,9 @@ void run(const Operator& attn) {
                row_matrix<T>(tokens, attn.heads() * attn.value_dim()), row_matrix<T>(tokens, attn.heads())};
   auto s = attn.make_state();
   auto ds = attn.make_state();
+  auto d = attn.make_draft();
   auto ws = attn.make_workspace();
-  callback(attn, s, ds, ws, x);
+  callback(attn, s, ds, d, ws, x);
 }
 
 template <class Map, class T = float>
@@ -72,14 +81,19 @@ void run_map(const Map& map = Map()) {
 
 /// The verbs of a rule with the inputs that it takes.
 template <class Operator, class T>
-void callback_with_rule(const Operator& attn, typename Operator::state_type& s, typename Operator::workspace_type& ws,
-                        buffers<T>& x, const typename Operator::inputs& gates, const typename Operator::inputs& gates_1,
+void callback_with_rule(const Operator& attn, typename Operator::state_type& s, typename Operator::draft_type& d,
+                        typename Operator::workspace_type& ws, buffers<T>& x, const typename Operator::inputs& gates,
+                        const typename Operator::inputs& gates_1,
                         const typename Operator::token_inputs& gates_t) noexcept LINATTN_NONBLOCKING {
   attn.forward_causal(s, x.q, x.k, x.v, gates, x.out, ws);
   attn.forward_causal(x.q, x.k, x.v, gates, x.out, ws);
   attn.absorb(s, x.k, x.v, gates, ws);
   attn.read(s, x.q, x.out, ws);
   attn.step(s, x.q.row(0), x.k.row(0), x.v.row(0), gates_t, x.out.row(0), ws);
+  for (Index i = 0; i < x.q.rows(); ++i) {
+    attn.step(s, x.q.row(i), x.k.row(i), x.v.row(i), gates_t, x.out.row(i), d, ws);
+  }
+  attn.accept(s, d, ws);
   attn.step(std::span(&s, 1), x.q.topRows(1), x.k.topRows(1), x.v.topRows(1), gates_1, x.out.topRows(1), ws);
   if constexpr (Operator::rule.corrects == linattn::correction::none) s.merge(s);
   if constexpr (Operator::rule.decay != linattn::decay_kind::none) s.kv(0)(0, 0) += s.log_decay(0)[0];
@@ -116,8 +130,9 @@ void run_rule() {
     return vector_view<const float>(one.data(), one.cols());
   });
   auto s = attn.make_state();
+  auto d = attn.make_draft();
   auto ws = attn.make_workspace();
-  callback_with_rule(attn, s, ws, x, rows_of(tokens), rows_of(1), token);
+  callback_with_rule(attn, s, d, ws, x, rows_of(tokens), rows_of(1), token);
 }
 
 /// A refusal outside of real time is an ordinary exception, and leaves no real-time context behind.

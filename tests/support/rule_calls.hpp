@@ -45,21 +45,28 @@ auto inputs_of(const rule_tokens<T>& x) {
   return result;
 }
 
-/// `step` over all tokens; out (N, H M).
+/// The rule's inputs of token t.
 template <class Operator, class T>
-row_matrix<T> step_over(const Operator& attn, typename Operator::state_type& s, const rule_tokens<T>& x) {
+typename Operator::token_inputs token_inputs_of(const rule_tokens<T>& x, Eigen::Index t) {
+  const auto all = inputs_of<Operator>(x);
+  const auto row = [t](const auto& view) { return linattn::vector_view<const T>(view.row(t), view.cols()); };
+  typename Operator::token_inputs token;
+  if constexpr (requires { token.log_decay; }) token.log_decay = row(all.log_decay);
+  if constexpr (requires { token.beta; }) token.beta = row(all.beta);
+  if constexpr (requires { token.a; }) token.a = row(all.a);
+  if constexpr (requires { token.b; }) token.b = row(all.b);
+  if constexpr (requires { token.bonus; }) token.bonus = row(all.bonus);
+  return token;
+}
+
+/// `step` over all tokens; out (N, H M). With a draft their writes are put off.
+template <class Operator, class T, class... Draft>
+row_matrix<T> step_over(const Operator& attn, typename Operator::state_type& s, const rule_tokens<T>& x,
+                        Draft&... draft) {
   row_matrix<T> out(x.shape.tokens, x.v.cols());
   auto ws = attn.make_workspace();
-  const auto all = inputs_of<Operator>(x);
   for (Eigen::Index t = 0; t < x.shape.tokens; ++t) {
-    const auto row = [t](const auto& view) { return linattn::vector_view<const T>(view.row(t), view.cols()); };
-    typename Operator::token_inputs token;
-    if constexpr (requires { token.log_decay; }) token.log_decay = row(all.log_decay);
-    if constexpr (requires { token.beta; }) token.beta = row(all.beta);
-    if constexpr (requires { token.a; }) token.a = row(all.a);
-    if constexpr (requires { token.b; }) token.b = row(all.b);
-    if constexpr (requires { token.bonus; }) token.bonus = row(all.bonus);
-    attn.step(s, x.q.row(t), x.k.row(t), x.v.row(t), token, out.row(t), ws);
+    attn.step(s, x.q.row(t), x.k.row(t), x.v.row(t), token_inputs_of<Operator>(x, t), out.row(t), draft..., ws);
   }
   return out;
 }

@@ -191,7 +191,8 @@ LINATTN_INLINE void attend_corrected(const Layout& layout, Eigen::Index blocks, 
   constexpr bool shared = Reads && !std::is_same_v<Readers, one_reader>;
   const Eigen::Index reads = shape::reads(readers);
   constexpr bool decays = Rule.decay != decay_kind::none;
-  constexpr kernel_form write{.writes = true, .decay = decays ? decay_axis::row : decay_axis::none, .once = true};
+  constexpr kernel_form write{
+      .writes = true, .decay = decays ? decay_axis::row : decay_axis::none, .once = true, .backwards = B == 1};
   constexpr Eigen::Index size = packet<T>::size;
   const Eigen::Index features = layout.features;
   const Eigen::Index stride = layout.feature_stride();

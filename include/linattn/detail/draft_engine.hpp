@@ -6,7 +6,8 @@
 //     r_i S_i = (g_i0 r_i) S_0 + sum_(j<=i) g_ij (r_i.w_j) x_j
 //
 // A row meets the tokens before it in turn, the latest first, and decays on its way: each meeting is a coefficient, and
-// what arrives is read from S_0 by the kernel. First rows of keys (or a), which give u token by token; then queries.
+// what arrives is read from S_0 by the kernel, rows of keys (or a) and queries in one pass. The first give u token by
+// token, the others the outputs. A draft goes on where it ended: its tokens one by one are, bit for bit, those at once.
 #pragma once
 
 #include <linattn/detail/draft_layout.hpp>
@@ -41,12 +42,12 @@ struct draft_engine {
   static constexpr bool decays = rule.decay != decay_kind::none;
   static constexpr bool corrects = rule.corrects != correction::none;
 
-  /// Pairs of a block that `accept` writes, and packets of its panels: their values take half of the registers. A state
-  /// in memory comes the quicker the more of a row is taken at once.
-  static constexpr Eigen::Index few_pairs = 2;
-  static constexpr Eigen::Index many_pairs = 4;
+  /// Pairs of a block that `accept` writes, or rows of one that is read, and packets of its panels: their values or
+  /// outputs take half of the registers. A state in memory comes the quicker the more of a row is taken at once.
+  static constexpr Eigen::Index few_rows = 2;
+  static constexpr Eigen::Index more_rows = DraftLayout::pairs_at_once;
   template <Eigen::Index B>
-  static constexpr Eigen::Index written_packets = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS / (2 * B);
+  static constexpr Eigen::Index panel_of = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS / (2 * B);
 
   using engine_type = engine<Map, S, Layout>;
   static constexpr bool clears_rows = engine_type::clears_rows;
@@ -56,15 +57,17 @@ struct draft_engine {
   const engine<Map, S, Layout>& constants;
   const DraftLayout& draft;
 
-  /// Outputs of <= 16 tokens from the slab `state`, and what they would write to `to`.
-  void forward(const rows_type& x, const T* state, T* to, T* scratch) const {
+  /// Outputs of tokens from the slab `state`, behind the first `first` of the draft `to`, and what they would write
+  /// there; <= 16 in all.
+  void forward(const rows_type& x, Eigen::Index first, const T* state, T* to, T* scratch) const {
     for (Eigen::Index h = 0; h < layout().state.heads; ++h) {
       const T* const S_h = state + h * layout().state.head_stride();
+      constants.prefetch_heads(S_h, h, layout().state.heads);
       const draft_rows<T> y = rows_of(draft, to, h);
-      pack_tokens(x, h, y, scratch);
-      if constexpr (corrects) correct(x, h, S_h, y, scratch);
-      for (Eigen::Index r = 0; r < layout().heads.readers; ++r) {
-        read(x, h, layout().heads.output_of(h, r), S_h, y, scratch);
+      pack_tokens(x, first, h, y, scratch);
+      read<corrects>(x, first, h, layout().heads.output_of(h, 0), S_h, y, scratch);
+      for (Eigen::Index r = 1; r < layout().heads.readers; ++r) {
+        read<false>(x, first, h, layout().heads.output_of(h, r), S_h, y, scratch);
       }
     }
   }
@@ -76,10 +79,11 @@ struct draft_engine {
     for (Eigen::Index h = 0; h < layout().state.heads; ++h) {
       const draft_rows<const T> y = rows_of(draft, from, h);
       T* const S_h = state + h * layout().state.head_stride();
-      if (writes * tokens <= few_pairs) {
-        write<few_pairs>(tokens, y, S_h, clears, scratch);
+      constants.prefetch_heads(S_h, h, layout().state.heads);
+      if (writes * tokens <= few_rows) {
+        write<few_rows>(tokens, y, S_h, clears, scratch);
       } else {
-        write<many_pairs>(tokens, y, S_h, clears, scratch);
+        write<more_rows>(tokens, y, S_h, clears, scratch);
       }
     }
   }
@@ -95,37 +99,41 @@ struct draft_engine {
   }
 
   /// What does not depend on the state: keys, values and decays.
-  LINATTN_INLINE void pack_tokens(const rows_type& x, Eigen::Index head, const draft_rows<T>& y, T* scratch) const {
+  LINATTN_INLINE void pack_tokens(const rows_type& x, Eigen::Index first, Eigen::Index head, const draft_rows<T>& y,
+                                  T* scratch) const {
     const Eigen::Index tokens = x.tokens;
     const Eigen::Index key_head = layout().heads.key_of(head);
     const Eigen::Index value_dim = layout().state.value_dim;
     const Eigen::Index features = layout().state.features;
     const Eigen::Index stride = layout().state.feature_stride();
-    T* const keys = writes == 1 ? y.writing : scratch + layout().keys();
+    const Eigen::Index row_stride = layout().state.row_stride();
+    T* const writing = y.writing + writes * first * stride;
+    T* const keys = writes == 1 ? writing : scratch + layout().keys();
     pack_features<role::key>(constants.map, layout(), x.k.in({}, key_head), tokens, 1, T(1),
                              tile_position{x.position, key_head}, scratch + layout().tile(), keys);
     if constexpr (writes == 2) {
-      spread(x.gates.b, head, features, tokens, 0, y.writing, stride);
+      spread(x.gates.b, head, features, tokens, 0, writing, stride);
       for (Eigen::Index i = 0; i < tokens; ++i) {
-        std::copy_n(keys + i * stride, stride, y.writing + (2 * i + 1) * stride);
+        std::copy_n(keys + i * stride, stride, writing + (2 * i + 1) * stride);
       }
     }
-    spread(x.v, head, value_dim, tokens, writes - 1, y.values, layout().state.row_stride());
+    spread(x.v, head, value_dim, tokens, writes - 1, y.values + writes * first * row_stride, row_stride);
 
+    T* const log_decay = y.log_decay + first * draft.decay_stride();
     if constexpr (rule.decay == decay_kind::per_head) {
       for (Eigen::Index i = 0; i < tokens; ++i) {
         if constexpr (rule.fixed_decay) {
-          y.log_decay[i] = T(x.gates.fixed_log_decay[head]);
+          log_decay[i] = T(x.gates.fixed_log_decay[head]);
         } else {
-          y.log_decay[i] = T(*x.gates.log_decay.at(i, head));
+          log_decay[i] = T(*x.gates.log_decay.at(i, head));
         }
       }
-      std::fill(y.log_decay + tokens, y.log_decay + draft_tokens, T(0));
+      std::fill(log_decay + tokens, y.log_decay + draft_tokens, T(0));
       for (Eigen::Index i = 0; i < draft_tokens; i += P::size) exp(P::load(y.log_decay + i)).store(y.decay + i);
     } else if constexpr (decays) {
       const tile_rows<const S> from = x.gates.log_decay.in({}, head);
-      pack_rows(from, tokens, features, 1, y.log_decay, stride);
-      transform_rows(from, tokens, features, y.decay, stride,
+      pack_rows(from, tokens, features, 1, log_decay, stride);
+      transform_rows(from, tokens, features, y.decay + first * stride, stride,
                      [](const P& value) LINATTN_INLINE_LAMBDA { return exp(value); });
     }
   }
@@ -164,39 +172,71 @@ struct draft_engine {
     }
   }
 
-  /// found (rows, M) = rows (rows, C) S, rows rounded up to whole blocks.
-  LINATTN_INLINE void read_state(Eigen::Index tokens, const T* rows, const T* S_h, T* found) const {
-    const head_rows<T> x{rows, rows, found, found};
-    attend_panels<half_block, reads_only, T>(layout().state, round_up(tokens, half_block) / half_block, x, S_h,
-                                             rows_ahead());
+  /// found (count, M) = rows (count, C) S, both with room for whole blocks.
+  LINATTN_INLINE void read_state(Eigen::Index count, T* rows, const T* S_h, T* found) const {
+    if (count <= few_rows) {
+      read_blocks<few_rows>(count, rows, S_h, found);
+    } else if (count <= more_rows) {
+      read_blocks<more_rows>(count, rows, S_h, found);
+    } else {
+      read_blocks<half_block>(count, rows, S_h, found);
+    }
   }
-
-  /// u of the rules that correct, into its place among the values.
-  LINATTN_INLINE void correct(const rows_type& x, Eigen::Index head, const T* S_h, const draft_rows<T>& y,
-                              T* scratch) const {
-    const Eigen::Index tokens = x.tokens;
-    const Eigen::Index features = layout().state.features;
+  template <Eigen::Index B>
+  LINATTN_INLINE void read_blocks(Eigen::Index count, T* rows, const T* S_h, T* found) const {
     const Eigen::Index stride = layout().state.feature_stride();
     const Eigen::Index row_stride = layout().state.row_stride();
-    T* const reading = scratch + layout().reading();  // (T, C)
-    T* const found = scratch + layout().outputs();    // (T, M)
-    T coefficients[draft_tokens][pairs];
+    const Eigen::Index blocks = round_up(count, B) / B;
+    std::fill(rows + count * stride, rows + blocks * B * stride, T(0));
+    for_each_block<B>(
+        blocks, S_h,
+        [&](auto packets, Eigen::Index n, Eigen::Index c, Eigen::Index m, const T* S_panel, Eigen::Index features)
+            LINATTN_INLINE_LAMBDA {
+              const head_rows<T> x{rows + n * B * stride + c, nullptr, nullptr, found + n * B * row_stride + m};
+              call_micro_block<B, packets, reads_only, T>(x, S_panel, stride, row_stride, features, c > 0, false);
+            });
+  }
+
+  /// f(packets, n, c, m, panel, rows) for blocks n of B rows and the panels of S (C, M), tile by tile: `rows` features
+  /// from c on of the values from m on, which lie at `panel`.
+  template <Eigen::Index B, class State, class F>
+  LINATTN_INLINE void for_each_block(Eigen::Index blocks, State* S_h, const F& f) const {
+    const auto& state = layout().state;
+    const Eigen::Index row_stride = state.row_stride();
+    for_each_panel<panel_of<B>, T>(row_stride,
+                                   [&](auto packets, Eigen::Index m, Eigen::Index, Eigen::Index) LINATTN_INLINE_LAMBDA {
+                                     for (Eigen::Index c = 0; c < state.features; c += feature_tile<T>) {
+                                       const Eigen::Index rows = std::min(feature_tile<T>, state.features - c);
+                                       for (Eigen::Index n = 0; n < blocks; ++n)
+                                         f(packets, n, c, m, S_h + c * row_stride + m, rows);
+                                     }
+                                   });
+  }
+
+  /// The rows that correct, one a token, as they arrive at S_0.
+  LINATTN_INLINE void pack_corrections(const rows_type& x, Eigen::Index first, Eigen::Index head,
+                                       const draft_rows<T>& y, T* rows, T (*coefficients)[pairs]) const {
+    const Eigen::Index stride = layout().state.feature_stride();
     if constexpr (rule.corrects == correction::rank_one) {
-      pack_rows(x.gates.a.in({}, head), tokens, features, half_block, reading, stride);
+      pack_rows(x.gates.a.in({}, head), x.tokens, layout().state.features, 1, rows, stride);
     } else {
-      std::copy_n(y.writing, tokens * stride, reading);
-      std::fill(reading + tokens * stride, reading + round_up(tokens, half_block) * stride, T(0));
+      std::copy_n(y.writing + first * stride, x.tokens * stride, rows);
     }
-    for (Eigen::Index i = 0; i < tokens; ++i) {
-      T* const row = reading + i * stride;
-      if constexpr (rule.corrects == correction::delta) decay_by(i, y, row);
-      meet(i, y, row, coefficients[i]);
+    for (Eigen::Index i = 0; i < x.tokens; ++i) {
+      T* const row = rows + i * stride;
+      if constexpr (rule.corrects == correction::delta) decay_by(first + i, y, row);
+      meet(first + i, y, row, coefficients[i]);
     }
-    read_state(tokens, reading, S_h, found);
-    for (Eigen::Index i = 0; i < tokens; ++i) {
+  }
+
+  /// u of the rules that correct, from what their rows have found in S_0, into its place among the values.
+  LINATTN_INLINE void correct(const rows_type& x, Eigen::Index first, Eigen::Index head, const draft_rows<T>& y,
+                              const T (*coefficients)[pairs], T* found) const {
+    const Eigen::Index row_stride = layout().state.row_stride();
+    for (Eigen::Index i = 0; i < x.tokens; ++i) {
       T* const recalled = found + i * row_stride;
-      T* const value = y.values + writes * i * row_stride;
-      add_tokens(i, y, coefficients[i], recalled);
+      T* const value = y.values + writes * (first + i) * row_stride;
+      add_tokens(first + i, y, coefficients[i], recalled);
       for (Eigen::Index m = 0; m < row_stride; m += P::size) {
         P u = P::load(recalled + m);
         if constexpr (rule.corrects == correction::delta)
@@ -206,37 +246,45 @@ struct draft_engine {
     }
   }
 
-  /// Outputs of the tokens, of one head that reads the state.
-  LINATTN_INLINE void read(const rows_type& x, Eigen::Index head, Eigen::Index output, const T* S_h,
+  /// Outputs of the tokens, of one head that reads the state; of the first one, with their corrections.
+  template <bool Corrects>
+  LINATTN_INLINE void read(const rows_type& x, Eigen::Index first, Eigen::Index head, Eigen::Index output, const T* S_h,
                            const draft_rows<T>& y, T* scratch) const {
     const Eigen::Index tokens = x.tokens;
+    const Eigen::Index corrections = Corrects ? tokens : 0;
     const Eigen::Index query_head = layout().heads.query_of(output);
     const Eigen::Index stride = layout().state.feature_stride();
     const Eigen::Index row_stride = layout().state.row_stride();
-    T* const queries = scratch + layout().queries();            // (T, C)
-    T* const outputs = scratch + layout().outputs();            // (T, M)
+    T* const rows = scratch + (corrects ? layout().reading() : layout().queries());  // (T + T, C) or (T, C)
+    T* const found = scratch + layout().values();               // likewise (M); what follows the values is for outputs
+    T* const queries = rows + corrections * stride;             // (T, C)
+    T* const outputs = found + corrections * row_stride;        // (T, M)
     T* const denominators = scratch + layout().denominators();  // (T)
+    T correcting[Corrects ? draft_tokens : 1][pairs];
     T coefficients[draft_tokens][pairs];
-    pack_features<role::query>(constants.map, layout(), x.q.in({}, query_head), tokens, half_block,
-                               constants.query_scale, tile_position{x.position, query_head}, scratch + layout().tile(),
-                               queries);
+    if constexpr (Corrects) pack_corrections(x, first, head, y, rows, correcting);
+    pack_features<role::query>(constants.map, layout(), x.q.in({}, query_head), tokens, 1, constants.query_scale,
+                               tile_position{x.position, query_head}, scratch + layout().tile(), queries);
     for (Eigen::Index i = 0; i < tokens; ++i) {
       T* const row = queries + i * stride;
       if constexpr (rule.reads_after_write) {
-        meet(i + 1, y, row, coefficients[i]);
+        meet(first + i + 1, y, row, coefficients[i]);
       } else {
-        coefficients[i][i] = own_bonus(x.gates.bonus, i, head, row, y.writing + i * stride);
-        meet(i, y, row, coefficients[i]);
+        coefficients[i][first + i] = own_bonus(x.gates.bonus, i, head, row, y.writing + (first + i) * stride);
+        meet(first + i, y, row, coefficients[i]);
       }
     }
-    read_state(tokens, queries, S_h, outputs);
-    for (Eigen::Index i = 0; i < tokens; ++i) add_tokens(i + 1, y, coefficients[i], outputs + i * row_stride);
+    read_state(corrections + tokens, rows, S_h, found);
+    if constexpr (Corrects) correct(x, first, head, y, correcting, found);
+    for (Eigen::Index i = 0; i < tokens; ++i) {
+      add_tokens(first + i + 1, y, coefficients[i], outputs + i * row_stride);
+    }
 
     S* const to = x.out.at(0, output);
     if (rule.normalizes && constants.normalizes) {
       for (Eigen::Index i = 0; i < tokens; ++i) {
         denominators[i] = dot<T>(queries + i * stride, S_h + layout().state.z_offset(), stride);
-        for (Eigen::Index p = 0; p <= i; ++p) denominators[i] += coefficients[i][p];
+        for (Eigen::Index p = 0; p <= first + i; ++p) denominators[i] += coefficients[i][p];
         if (decays) denominators[i] = without_silence(denominators[i]);
       }
       unpack_outputs<true>(layout(), outputs, denominators, constants.policy, to, x.out.row_stride, tokens);
@@ -290,18 +338,14 @@ struct draft_engine {
     std::copy_n(y.values, writes * tokens * row_stride, values);
     std::fill(values + writes * tokens * row_stride, values + blocks * B * row_stride, T(0));
 
-    for_each_panel<written_packets<B>, T>(
-        row_stride, [&](auto packets, Eigen::Index m, Eigen::Index, Eigen::Index) LINATTN_INLINE_LAMBDA {
-          for (Eigen::Index c = 0; c < state.features; c += feature_tile<T>) {
-            const Eigen::Index rows = std::min(feature_tile<T>, state.features - c);
-            for (Eigen::Index n = 0; n < blocks; ++n) {
-              head_rows<T> x{nullptr, writing + n * B * stride + c, values + n * B * row_stride + m, nullptr};
-              if constexpr (decays) x.decay = carry + n * stride + c;
-              call_micro_block<B, packets, form, T>(x, S_h + c * row_stride + m, stride, row_stride, rows, false,
-                                                    clears && !clears_rows && n + 1 == blocks);
-            }
-          }
-        });
+    for_each_block<B>(blocks, S_h,
+                      [&](auto packets, Eigen::Index n, Eigen::Index c, Eigen::Index m, T* S_panel,
+                          Eigen::Index features) LINATTN_INLINE_LAMBDA {
+                        head_rows<T> x{nullptr, writing + n * B * stride + c, values + n * B * row_stride + m, nullptr};
+                        if constexpr (decays) x.decay = carry + n * stride + c;
+                        call_micro_block<B, packets, form, T>(x, S_panel, stride, row_stride, features, false,
+                                                              clears && !clears_rows && n + 1 == blocks);
+                      });
     if constexpr (rule.normalizes) {
       T* const z = S_h + state.z_offset();
       for (Eigen::Index c = 0; c < stride; c += P::size) {

@@ -16,6 +16,10 @@ template <class T, Eigen::Index Features, Eigen::Index ValueDim, Eigen::Index He
 struct draft_layout {
   static constexpr Eigen::Index writes = Rule.writes();
   static constexpr Eigen::Index pairs = writes * draft_tokens;
+  /// Pairs that one pass over the state writes, and the tokens that write them: until there are these, steps are put
+  /// off.
+  static constexpr Eigen::Index pairs_at_once = 4;
+  static constexpr Eigen::Index steps_at_once = pairs_at_once / writes;
 
   state_layout<T, Features, ValueDim, Heads, Rule> state;
 

@@ -60,6 +60,12 @@ struct engine {
   static constexpr Eigen::Index near_bytes = Eigen::Index(1) << 20;
   /// A state of less, stepped again and again, stays in L1, and prefetches of it are lost.
   static constexpr Eigen::Index first_level_bytes = Eigen::Index(1) << 15;
+  /// Of a pass of few tokens, before number `turn` of its heads, at S_h: the pages of the next one, and of the first.
+  LINATTN_INLINE void prefetch_heads(const T* S_h, Eigen::Index turn, Eigen::Index turns) const {
+    if (layout.state.bytes() <= first_level_bytes) return;
+    if (turn == 0) prefetch_pages(S_h, layout.state.head_stride());
+    if (turn + 1 < turns) prefetch_pages(S_h + layout.state.head_stride(), layout.state.head_stride());
+  }
   bool is_far(Eigen::Index tokens) const {
     return tokens * (layout.heads.states + layout.heads.outputs()) * (layout.head_dim + layout.state.value_dim) *
                Eigen::Index(sizeof(S)) >
@@ -153,10 +159,7 @@ struct engine {
                      : ahead<Form>(x, first + rows, std::min(most, tokens - first - rows), head_of(0), heads);
         }
         const auto S_h = state + h * layout.state.head_stride();
-        if (is_step && layout.state.bytes() > first_level_bytes) {
-          if (turn == 0) prefetch_pages(S_h, layout.state.head_stride());
-          if (turn + 1 < turns) prefetch_pages(S_h + layout.state.head_stride(), layout.state.head_stride());
-        }
+        if (is_step) prefetch_heads(S_h, turn, turns);
         const bool clears = B > 1 || tokens > 1 || !rule.is_ordered() || (x.position + first) % steps_to_clear == 0;
         const Eigen::Index blocks = round_up(rows, B) / B;
         if constexpr (corrects) {

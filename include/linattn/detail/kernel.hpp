@@ -55,13 +55,15 @@ enum class decay_axis { none, token, row, column };
 
 /// What a kernel does. `once`: it writes what a rule that corrects has solved for; a decay belongs to the block's first
 /// token, and the others have none. `reads_first`: a token is read before it is written, and its output begins as
-/// bonus_i v_i.
+/// bonus_i v_i. `backwards`: from the last row of S to the first, so that a pass begins with what the one before
+/// it has left in the cache.
 struct kernel_form {
   bool reads = false;
   bool writes = false;
   decay_axis decay = decay_axis::none;
   bool once = false;
   bool reads_first = false;
+  bool backwards = false;
 };
 inline constexpr kernel_form reads_only{.reads = true};
 inline constexpr kernel_form writes_only{.writes = true};
@@ -100,6 +102,13 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
                                 Eigen::Index row_stride, Eigen::Index rows, bool adds, bool clears) {
   using P = packet<T>;
   constexpr Eigen::Index decays = Form.once ? 1 : B;
+  constexpr Eigen::Index next = Form.backwards ? -1 : 1;
+  if constexpr (Form.backwards) {
+    S += (rows - 1) * row_stride;
+    if constexpr (Form.reads) x.q += rows - 1;
+    if constexpr (Form.writes) x.k += rows - 1;
+    if constexpr (Form.decay == decay_axis::row) x.decay += rows - 1;
+  }
   P value[B][Packets];        // (B, Packets)
   P output[B][Packets];       // (B, Packets)
   P factor[decays][Packets];  // (B), or (B, Packets) along the columns
@@ -121,7 +130,7 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
       }
     });
   });
-  for (; rows > 0; --rows, S += row_stride) {
+  for (; rows > 0; --rows, S += next * row_stride) {
     P row[Packets];
     unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = P::load(S + p * P::size); });
     const auto read = [&](auto i) LINATTN_INLINE_LAMBDA {
@@ -146,9 +155,9 @@ LINATTN_INLINE void micro_block(head_rows<T> x, state_pointer<Form, T> S, Eigen:
       if (clears) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p] = zero_below(row[p], silence<T>); });
     }
     if constexpr (Form.writes) unroll<Packets>([&](auto p) LINATTN_INLINE_LAMBDA { row[p].store(S + p * P::size); });
-    if constexpr (Form.reads) ++x.q;
-    if constexpr (Form.writes) ++x.k;
-    if constexpr (Form.decay == decay_axis::row) ++x.decay;
+    if constexpr (Form.reads) x.q += next;
+    if constexpr (Form.writes) x.k += next;
+    if constexpr (Form.decay == decay_axis::row) x.decay += next;
   }
   if constexpr (Form.reads) {
     unroll<B>([&](auto i) LINATTN_INLINE_LAMBDA {

@@ -230,8 +230,10 @@ row_matrix<Scalar> LINATTN_OPERATOR::read(const state_type& s, input q) const {
 // ---- one token ------------------------------------------------------------------------------------------------------
 
 LINATTN_MEMBER
-void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, const token_inputs& x,
-                            vector_view<Scalar> out_t, workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
+void LINATTN_OPERATOR::assert_token([[maybe_unused]] const state_type& s, [[maybe_unused]] token q_t,
+                                    [[maybe_unused]] token k_t, [[maybe_unused]] token v_t, const token_inputs& x,
+                                    [[maybe_unused]] vector_view<Scalar> out_t,
+                                    [[maybe_unused]] const workspace_type& ws) const noexcept {
   for_each_input(x, [&]([[maybe_unused]] const char* name, [[maybe_unused]] const token& view,
                         [[maybe_unused]] Eigen::Index columns, const char*) {
     LINATTN_ASSERT(view.size() == value_heads() * columns &&
@@ -252,6 +254,12 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, cons
                  !detail::overlap(detail::as_row(out_t), detail::as_row(k_t)) &&
                  !detail::overlap(detail::as_row(out_t), detail::as_row(v_t)) &&
                  "linattn::step: out_t overlaps an input");
+}
+
+LINATTN_MEMBER
+void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, const token_inputs& x,
+                            vector_view<Scalar> out_t, workspace_type& ws) const noexcept LINATTN_NONBLOCKING {
+  assert_token(s, q_t, k_t, v_t, x, out_t, ws);
   engine().template pass<1, detail::reads_and_writes>(
       rows_of(1, s.first_position() + s.tokens(), detail::as_row(q_t), detail::as_row(k_t), detail::as_row(v_t), x,
               detail::as_row(out_t)),
