@@ -5,7 +5,7 @@
 //
 //     r_i S_i = (g_i0 r_i) S_0 + sum_(j<=i) g_ij (r_i.w_j) x_j
 //
-// A row meets the tokens before it in turn, the latest first, and decays on its way: each meeting is a coefficient, and
+// A row meets the tokens before it, the latest first, and decays on its way: each meeting is a coefficient, and
 // what arrives is read from S_0 by the kernel, rows of keys (or a) and queries in one pass. The first give u token by
 // token, the others the outputs. A draft goes on where it ended: its tokens one by one are, bit for bit, those at once.
 #pragma once
@@ -138,26 +138,28 @@ struct draft_engine {
     }
   }
 
-  /// row (C) = row decayed by token i.
-  LINATTN_INLINE void decay_by(Eigen::Index i, const draft_rows<T>& y, T* row) const {
-    if constexpr (decays) {
-      const T* const factor = y.decay + i * draft.decay_stride();
-      for (Eigen::Index c = 0; c < layout().state.feature_stride(); c += P::size) {
-        const P by = rule.decay == decay_kind::per_head ? P::broadcast(factor) : P::load(factor + c);
-        (P::load(row + c) * by).store(row + c);
-      }
-    }
-  }
-
-  /// row (C) meets tokens `count` - 1 ... 0 and arrives at S_0; coefficients (writes count).
-  LINATTN_INLINE void meet(Eigen::Index count, const draft_rows<T>& y, T* row, T* coefficients) const {
+  /// row (C) meets tokens `count` - 1 ... 0 and arrives at S_0; coefficients (writes count). On its way from token
+  /// `from` it decays; by one factor a token the row itself does so at the end.
+  LINATTN_INLINE void meet(Eigen::Index from, Eigen::Index count, const draft_rows<T>& y, T* row,
+                           T* coefficients) const {
+    constexpr bool per_head = rule.decay == decay_kind::per_head;
     const Eigen::Index stride = layout().state.feature_stride();
-    for (Eigen::Index j = count; j-- > 0;) {
-      for (Eigen::Index p = writes * j; p < writes * (j + 1); ++p) {
-        coefficients[p] = dot<T>(row, y.writing + p * stride, stride);
+    T factor(1);
+    for (Eigen::Index i = from; i-- > 0;) {
+      for (Eigen::Index p = writes * i; i < count && p < writes * (i + 1); ++p) {
+        coefficients[p] = factor * dot<T>(row, y.writing + p * stride, stride);
       }
-      decay_by(j, y, row);
+      if constexpr (per_head) factor *= y.decay[i];
+      if constexpr (rule.decay == decay_kind::per_feature) {
+        scale(row, [&](Eigen::Index c) LINATTN_INLINE_LAMBDA { return P::load(y.decay + i * stride + c); });
+      }
     }
+    if constexpr (per_head) scale(row, [&](Eigen::Index) LINATTN_INLINE_LAMBDA { return P(factor); });
+  }
+  template <class F>
+  LINATTN_INLINE void scale(T* row, const F& by) const {
+    for (Eigen::Index c = 0; c < layout().state.feature_stride(); c += P::size)
+      (P::load(row + c) * by(c)).store(row + c);
   }
 
   /// to (M) += coefficients (writes count) times what the first `count` tokens write.
@@ -223,9 +225,8 @@ struct draft_engine {
       std::copy_n(y.writing + first * stride, x.tokens * stride, rows);
     }
     for (Eigen::Index i = 0; i < x.tokens; ++i) {
-      T* const row = rows + i * stride;
-      if constexpr (rule.corrects == correction::delta) decay_by(first + i, y, row);
-      meet(first + i, y, row, coefficients[i]);
+      const Eigen::Index token = first + i;
+      meet(rule.corrects == correction::delta ? token + 1 : token, token, y, rows + i * stride, coefficients[i]);
     }
   }
 
@@ -268,10 +269,10 @@ struct draft_engine {
     for (Eigen::Index i = 0; i < tokens; ++i) {
       T* const row = queries + i * stride;
       if constexpr (rule.reads_after_write) {
-        meet(first + i + 1, y, row, coefficients[i]);
+        meet(first + i + 1, first + i + 1, y, row, coefficients[i]);
       } else {
         coefficients[i][first + i] = own_bonus(x.gates.bonus, i, head, row, y.writing + (first + i) * stride);
-        meet(first + i, y, row, coefficients[i]);
+        meet(first + i, first + i, y, row, coefficients[i]);
       }
     }
     read_state(corrections + tokens, rows, S_h, found);
