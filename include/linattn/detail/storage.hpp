@@ -50,7 +50,7 @@ struct narrow_lanes {
 #if defined(EIGEN_VECTORIZE_AVX512)
     if constexpr (N == 16) return std::bit_cast<words>(_mm512_cvtph_ps(std::bit_cast<__m256i>(x)));
 #endif
-#if defined(__F16C__)
+#if defined(__F16C__) && defined(EIGEN_VECTORIZE_AVX)
     if constexpr (N == 8) return std::bit_cast<words>(_mm256_cvtph_ps(std::bit_cast<__m128i>(x)));
 #endif
     // The exponent's bias is 15 here and 127 there; the product is exact, and makes subnormal numbers normal ones.
@@ -81,7 +81,7 @@ struct narrow_lanes {
           _mm512_cvtps_ph(std::bit_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
 #endif
-#if defined(__F16C__)
+#if defined(__F16C__) && defined(EIGEN_VECTORIZE_AVX)
     if constexpr (N == 8) {
       return std::bit_cast<halves>(
           _mm256_cvtps_ph(std::bit_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
