@@ -7,9 +7,8 @@
 // A round of BM_accept drafts 16 tokens for each of `states` sequences, then times `accept` of J tokens for all of
 // them, then `step` for all of them; one of BM_put_off puts off a token of each sequence, as often as one pass over a
 // state writes, and accepts, then steps as often. Figures are medians over the rounds of one run, so that both calls
-// meet the same machine;
-// ..._per_step are ratios of times. One state of 8 heads by 128 stays in L2; 128 of them are larger than the last cache
-// here, as the layers and sequences of a served model are.
+// meet the same machine; ..._per_step are ratios of times. One state of 8 heads by 128 stays in L2; 128 of them are
+// larger than the last cache here, as the layers and sequences of a served model are.
 //
 // The arithmetic of accept grows with J where the traffic does not: J tokens are 2 J C M flops a head. peak_fraction is
 // theirs.

@@ -4,8 +4,8 @@
 //   BM_step     linear_attention::step            one token; the bound is traffic, update_fraction of the rate at which
 //                                                 the nearest level of memory that holds the state is read and written
 //   BM_silent_step                                the same on inputs of zeros, after 10,000 of them
-//   BM_put_off_step                               the same into a draft, which is written every fourth token
-//   (draft.hpp)
+//   BM_put_off_step                               BM_step into a draft, which is written once in steps_at_once tokens
+//                                                 (draft.hpp)
 //
 // No feature map. Keys have length 1, betas lie in (0, 1), decays in (0.9, 1) or so, as in models. Useful flops are
 // those of rule_flops in common.hpp.

@@ -7,7 +7,7 @@
 // Neither a snapshot of the state nor a second run over the accepted tokens. Decoding whose writes are put off, for the
 // delta rules and states in L2:
 //
-//   attn.step(s, q_t, k_t, v_t, {.log_decay = g_t}, out_t, d, ws);     // reads s; every fourth time writes it, too
+//   attn.step(s, q_t, k_t, v_t, {.log_decay = g_t}, out_t, d, ws);     // reads s; once in steps_at_once writes it, too
 //   attn.accept(s, d, ws);                                             // what is pending, before s is used without d
 #pragma once
 
@@ -45,7 +45,8 @@ class draft {
   using scalar = T;
   /// Tokens that a draft has room for.
   static constexpr Eigen::Index capacity = detail::draft_tokens;
-  /// Steps that are put off until one of them writes all to the state: what one read and write of it takes.
+  /// Steps that a draft collects before the next one writes them all to the state: as many as one read and write of it
+  /// takes, 4, or 2 for diagonal plus rank one.
   static constexpr Eigen::Index steps_at_once = layout_type::steps_at_once;
 
   draft() = default;
@@ -54,12 +55,12 @@ class draft {
   Eigen::Index features() const noexcept { return m_layout.state.features; }
   Eigen::Index value_dim() const noexcept { return m_layout.state.value_dim; }
 
-  /// Tokens of the last call that wrote it, or steps that are pending; 0 before the first.
+  /// Tokens that it holds: those of the last drafting call and of steps put off since; 0 when it is made or cleared.
   Eigen::Index tokens() const noexcept { return m_tokens; }
   /// Where the first of them stands: first_position() + tokens() of the state that they were drafted from.
   Eigen::Index position() const noexcept { return m_position; }
 
-  /// Drops the tokens, as where the sequence that they belong to begins anew.
+  /// Drops the tokens: those that were not accepted, or all where their sequence begins anew.
   void clear() noexcept { m_tokens = 0; }
 
   /// Bytes held.

@@ -247,8 +247,10 @@ class linear_attention {
   draft_type make_draft() const { return detail::engine_access::make_workspace<draft_type>(draft_layout()); }
 
   /// Speculative decoding: `forward_causal` of N <= 16 proposed tokens from a state that stays as it is, bit for bit;
-  /// what they would write goes to `d`. Throws for more tokens. One read of the state and 2 C M flops a row, of which a
-  /// rule that corrects has two a token, whole blocks of 2, 4 or 8 counted, beside 2 N^2 (C + M) for either.
+  /// what they would write goes to `d`. Throws for more tokens. One read of the state, and one more for each further
+  /// head of out that reads it. 2 C M flops a row, of which a token has one for each such head and, where the rule
+  /// corrects, one for its correction; whole blocks of 2, 4 or 8 rows are computed. Beside these N^2 (C + M) for every
+  /// row of a token, twice that for diagonal plus rank one.
   void forward_causal(const state_type& s, input q, input k, input v, const inputs& x, output out, draft_type& d,
                       workspace_type& ws) const;
   void forward_causal(const state_type& s, input q, input k, input v, output out, draft_type& d,
@@ -261,12 +263,14 @@ class linear_attention {
   /// All of them, which leaves the draft empty: after steps whose writes were put off s is whole again.
   void accept(state_type& s, draft_type& d, workspace_type& ws) const;
 
-  /// `step` with its write put off: the token is the next one behind those of d, which are accepted first where there
-  /// are steps_at_once, and goes to d. The state is read once a token, and read and written once in four: for a rule
-  /// that corrects, which reads a state beyond L1 twice in `step`, that is 0.7 to 0.8 of its time where the state lies
-  /// in L2. Where it comes from memory `step` is the quicker one (`bench_draft --benchmark_filter=put_off`). s and d
-  /// belong together until `accept`: s.tokens() counts what s holds itself, and a reset of s is one with d.clear().
-  /// Equal to `step` to rounding, and bit for bit to drafting the same tokens together. Promises are those of `step`.
+  /// `step` with its write put off: the token is the next one behind those of d, and goes to d. All that d holds is
+  /// accepted first where that is steps_at_once or more: 4 tokens, 2 for diagonal plus rank one. So the state is read
+  /// once a token, and read and written once in steps_at_once. A rule that corrects reads a state beyond L1 twice in
+  /// `step`; put off, a token takes 0.7 to 0.8 of the time of `step` where the state lies in L2. Where it comes from
+  /// memory `step` is the quicker one (`bench_draft --benchmark_filter=put_off`). s and d belong together until this
+  /// `accept`: s.tokens() counts what s holds itself, a copy of s goes on with a copy of d, and d.clear() goes with a
+  /// reset of s, or behind `accept` of j, which leaves d as it is. Equal to `step` to rounding; the tokens between two
+  /// writes, bit for bit to drafting them together. Promises are those of `step`.
   void step(state_type& s, token q_t, token k_t, token v_t, const token_inputs& x, vector_view<Scalar> out_t,
             draft_type& d, workspace_type& ws) const noexcept LINATTN_NONBLOCKING;
   void step(state_type& s, token q_t, token k_t, token v_t, vector_view<Scalar> out_t, draft_type& d,
