@@ -98,7 +98,7 @@ void LINATTN_OPERATOR::step(state_type& s, token q_t, token k_t, token v_t, cons
   assert_token(s, q_t, k_t, v_t, x, out_t, ws);
   LINATTN_ASSERT(fits(d) && "linattn::step: the draft is not from this operator's make_draft()");
   LINATTN_ASSERT((d.tokens() == 0 || d.position() == s.first_position() + s.tokens()) &&
-                 "linattn::step: the draft belongs to another state; clear() it where a sequence begins");
+                 "linattn::step: the draft is of another state, or was accepted by number: clear() it");
   if (d.tokens() >= draft_type::steps_at_once) {
     run_accept(s, d, d.tokens(), ws);
     d.clear();
