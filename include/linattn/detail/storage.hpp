@@ -160,7 +160,7 @@ struct narrow_memory {
   /// The first n elements, the other lanes 0; 0 < n < N.
   template <class S>
   static LINATTN_INLINE Native load_partial(const S* x, Eigen::Index n) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(EIGEN_VECTORIZE_AVX512) && defined(__AVX512BW__) && defined(__AVX512VL__)
     if constexpr (N == 16) {
       using halves = typename narrow_lanes<N>::halves;
       const auto stored = std::bit_cast<halves>(_mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), x));
@@ -175,7 +175,7 @@ struct narrow_memory {
 
   template <class S>
   static LINATTN_INLINE void store_partial(S* x, Eigen::Index n, const Native& values) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(EIGEN_VECTORIZE_AVX512) && defined(__AVX512BW__) && defined(__AVX512VL__)
     if constexpr (N == 16) {
       using lanes = narrow_lanes<N>;
       const typename lanes::halves stored = lanes::template round<S>(std::bit_cast<typename lanes::words>(values));
