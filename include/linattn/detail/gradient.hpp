@@ -16,27 +16,27 @@
 // Where the rule decays, S_(i-1) is multiplied by a_i and R_(i+1) by a_(i+1), before the token is added: the kernel's
 // decays, along the columns of the transposed states. What is left over, a_1, is R's last step (gradient_sweeps.hpp).
 //
-// Where the map writes log phi, S and z are kept by the running maximum of log phi(k), as forwards (packing.hpp), and R
-// and dz by one of their own, of log phi(q) / den from the last token on. With both, in logarithms,
-//
-//     dlog phi(q_i) = phi(q_i) dphi(q_i)     dlog phi(k_i) = phi(k_i) dphi(k_i)
-//
-// and no factor is larger than 1 where the operator normalises: phi(k_i) phi(q_j) / den_j is a weight of attention.
+// Where the map writes log phi, S, z, R and dz are kept by running maxima (gradient_log_features.hpp).
 #pragma once
 
-#include <linattn/detail/gradient_sweeps.hpp>
+#include <linattn/detail/gradient_log_features.hpp>
 
 LINATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// For rules that do not correct.
 template <class Map, class T, class Layout>
-class gradient_engine : gradient_sweeps<Map, T, Layout> {
-  using base = gradient_sweeps<Map, T, Layout>;
+class gradient_engine : gradient_log_features<Map, T, Layout> {
+  using base = gradient_log_features<Map, T, Layout>;
+  using base::add;
   using base::ahead;
+  using base::clear_silent_features;
+  using base::decay_by;
   using base::feature_stride;
   using base::features;
   using base::head_dim;
+  using base::log_of;
+  using base::log_scales;
   using base::m_a;
   using base::m_decay;
   using base::m_douts;
@@ -44,8 +44,10 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   using base::m_dvalues;
   using base::m_keys;
   using base::m_layout;
+  using base::m_normalizes;
   using base::m_packing;
   using base::m_queries;
+  using base::m_scales;
   using base::m_transposed;
   using base::m_values;
   using base::pack_rows;
@@ -53,6 +55,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
   using base::rule;
   using base::transpose_all;
   using base::transposed;
+  using base::unpack_values;
   using base::value_dim;
   using base::wants_decays;
   using base::with_decay;
@@ -62,11 +65,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
 
  public:
   gradient_engine(const forward_engine& forward, const arguments& a, T* scratch)
-      : base(forward, a, scratch),
-        m_policy(forward.policy),
-        m_normalizes(forward.normalizes),
-        m_log_scales(scratch + m_layout.log_scales()),
-        m_scales(scratch + m_layout.beta()) {}
+      : base(forward, a, scratch), m_policy(forward.policy) {}
 
   /// Causal: `initial`, the state before row 0 or null; `dstate`, the gradient with respect to the final state, becomes
   /// that of the initial one. `position` is that of row 0.
@@ -99,7 +98,6 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
 
  private:
   T* sums(const head_tile& t) const { return base::sums(t.head); }
-  T* log_scales(Eigen::Index head) const { return m_log_scales + head * m_layout.sum_stride(); }  // of S and z (C)
 
   template <bool Backwards, class F>
   void for_each_tile(Eigen::Index tokens, const std::uint8_t* mask, const F& f) const {
@@ -116,10 +114,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
         std::fill_n(z, m_layout.sum_stride(), T(0));
         if (head != nullptr) std::copy_n(head + m_layout.state.z_offset(), features(), z);
       }
-      if constexpr (rule.log_scaled) {
-        std::fill_n(log_scales(h), feature_stride(), std::numeric_limits<T>::lowest());
-        if (head != nullptr) std::copy_n(head + m_layout.state.log_scale_offset(), feature_stride(), log_scales(h));
-      }
+      if constexpr (rule.log_scaled) this->begin_log_scales(h, head);
     });
   }
 
@@ -136,8 +131,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     pack_rows(rows_of<false>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
     const T* decay = this->template pack_decays<false>(t, B);
     if constexpr (rule.log_scaled) {
-      decay = scale<true>(t.rows, B, m_keys, m_queries, log_scales(t.head));
-      scale_queries(t.rows, features(), feature_stride(), m_queries, m_scales);
+      decay = this->template scale<true>(t.rows, B, m_keys, m_queries, log_scales(t.head));
     }
     head_rows<T> packed{m_douts, m_values, m_keys, m_dphi, decay};
     packed.clears = !forward_engine::clears_rows || !m_normalizes;
@@ -160,9 +154,9 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
       for (Eigen::Index r = 0; !m_normalizes && wants_decays() && r < t.rows; ++r) {
         add(r, m_keys + r * feature_stride(), sums(t));  // for its part in the gradient of the decays
       }
-      if (m_normalizes) clear_silent_features(t);
+      if (m_normalizes) clear_silent_features(t.head);
     }
-    if constexpr (rule.log_scaled) to_logarithms<role::query, false>(q, t.rows, B, where);
+    if constexpr (rule.log_scaled) this->template to_logarithms<role::query, false>(q, t.rows, B, where);
     for (Eigen::Index r = 0; wants_decays() && r < t.rows; ++r) {
       this->template add_to_decays<false>(token_of<false>(t, r), t.head, T(1), m_queries + r * feature_stride(),
                                           m_dphi + r * feature_stride());
@@ -188,8 +182,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     const Eigen::Index blocks = round_up(t.rows, B) / B;
     const T* decay = this->template pack_decays<true>(t, B);
     if constexpr (rule.log_scaled) {
-      decay = scale<true>(t.rows, B, m_queries, m_keys, R + m_layout.state.log_scale_offset());
-      scale_queries(t.rows, features(), feature_stride(), m_keys, m_scales);
+      decay = this->template scale<true>(t.rows, B, m_queries, m_keys, R + m_layout.state.log_scale_offset());
     }
     attend_panels<B, with_decay(reads_and_writes, decay_axis::row), T>(
         m_layout.state, blocks, {m_keys, m_queries, m_douts, m_dvalues, decay}, R,
@@ -210,7 +203,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
         for (Eigen::Index c = 0; c < features(); ++c) dz[c] = without_silence(dz[c]);
       }
     }
-    if constexpr (rule.log_scaled) to_logarithms<role::key, true>(k, t.rows, B, where);
+    if constexpr (rule.log_scaled) this->template to_logarithms<role::key, true>(k, t.rows, B, where);
     for (Eigen::Index r = 0; wants_decays() && r < t.rows; ++r) {
       const Eigen::Index token = token_of<true>(t, r);
       this->template add_to_decays<true>(token, t.head, T(-1), m_keys + r * feature_stride(),
@@ -229,7 +222,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     const tile_position where{position + t.first, t.head};
     m_packing.template pack<role::key, false>(rows_of<false>(m_a.k, t, head_dim()), t.rows, B, where, m_keys);
     pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
-    if constexpr (rule.log_scaled) scale<false>(t.rows, B, m_keys, m_queries, log_scales(t.head));
+    if constexpr (rule.log_scaled) this->template scale<false>(t.rows, B, m_keys, m_queries, log_scales(t.head));
     attend_panels<B, with_decay(writes_only, decay_axis::column), T>(
         m_layout.transposed(), round_up(t.rows, B) / B, {m_values, m_values, m_keys, m_dphi, m_decay},
         transposed(t.head),
@@ -249,8 +242,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     pack_rows(rows_of<false>(m_a.dout, t, value_dim()), t.rows, B, m_douts);
     if constexpr (rule.log_scaled) {
       std::copy(m_queries, m_queries + round_up(t.rows, B) * feature_stride(), divided);
-      for (Eigen::Index r = 0; r < t.rows; ++r) add(log_scales(t.head), m_queries + r * feature_stride());
-      scale_queries(t.rows, features(), feature_stride(), m_queries, m_scales);
+      this->scale_reading(t.rows, log_scales(t.head), m_queries);
     }
     const Eigen::Index blocks = round_up(t.rows, B) / B;
     attend_panels<B, reads_only, T>(
@@ -262,12 +254,12 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
       denominators[r] = by.denominator;
       products[r] = by.product;
     }
-    if constexpr (rule.log_scaled) to_logarithms<role::query, false>(q, t.rows, B, where);
+    if constexpr (rule.log_scaled) this->template to_logarithms<role::query, false>(q, t.rows, B, where);
     m_packing.template unpack<role::query, false>(q, t.rows, where, m_queries, m_dphi,
                                                   rows_of<false>(m_a.dq, t, head_dim()));
     for (Eigen::Index r = 0; m_normalizes && r < t.rows; ++r) divide_query(divided, r, denominators[r]);
     if constexpr (rule.log_scaled) {
-      scale<false>(t.rows, B, divided, m_queries, R + m_layout.state.log_scale_offset());
+      this->template scale<false>(t.rows, B, divided, m_queries, R + m_layout.state.log_scale_offset());
     }
     for (Eigen::Index r = 0; m_normalizes && r < t.rows; ++r) {
       decay_by(r, R + m_layout.state.z_offset());
@@ -288,10 +280,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     m_packing.template pack<role::key, false>(k, t.rows, B, where, m_keys);
     pack_rows(rows_of<false>(m_a.v, t, value_dim()), t.rows, B, m_values);
     if constexpr (rule.log_scaled) {
-      for (Eigen::Index r = 0; r < t.rows; ++r) {
-        add(R + m_layout.state.log_scale_offset(), m_keys + r * feature_stride());
-      }
-      scale_queries(t.rows, features(), feature_stride(), m_keys, m_scales);
+      this->scale_reading(t.rows, R + m_layout.state.log_scale_offset(), m_keys);
     }
     const Eigen::Index blocks = round_up(t.rows, B) / B;
     attend_panels<B, reads_only, T>(
@@ -303,57 +292,10 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     for (Eigen::Index r = 0; r < t.rows; ++r) {
       add(R + m_layout.state.z_offset(), m_dphi + r * feature_stride());
     }
-    if constexpr (rule.log_scaled) to_logarithms<role::key, false>(k, t.rows, B, where);
+    if constexpr (rule.log_scaled) this->template to_logarithms<role::key, false>(k, t.rows, B, where);
     unpack_values(dv, t.rows);
     m_packing.template unpack<role::key, false>(k, t.rows, where, m_keys, m_dphi,
                                                 rows_of<false>(m_a.dk, t, head_dim()));
-  }
-
-  /// dv (rows, M) to the caller, times exp(scale) where keys were divided by it.
-  void unpack_values(const tile_rows<T>& dv, Eigen::Index rows) const {
-    constexpr denominator_policy as_they_are;
-    if constexpr (rule.log_scaled) {
-      unpack_outputs<true, power_of_e>(m_layout, m_dvalues, m_scales, as_they_are, dv, rows);
-    } else {
-      unpack_outputs<false>(m_layout, m_dvalues, m_dvalues, as_they_are, dv, rows);
-    }
-  }
-
-  // ---- log features -------------------------------------------------------------------------------------------------
-
-  /// scale_keys of packing.hpp with the decays that it makes, of a tile: rows that write and, where Reads, rows that
-  /// read.
-  template <bool Reads>
-  const T* scale(Eigen::Index rows, Eigen::Index block, T* writing, T* reading, T* log_scale) const {
-    scale_keys<rule, Reads, T>(rows, features(), feature_stride(), writing, reading, static_cast<const T*>(nullptr),
-                               m_decay, log_scale);
-    std::fill(m_decay + rows * feature_stride(), m_decay + round_up(rows, block) * feature_stride(), T(1));
-    return m_decay;
-  }
-
-  /// dphi (rows, C) becomes dlog phi, and the features log phi again, as the map's vjp wants them. Features were
-  /// divided by exp(scale), which as two factors is in range; for queries it cancels where the operator normalises.
-  template <role Role, bool Backwards>
-  void to_logarithms(const tile_rows<const T>& x, Eigen::Index rows, Eigen::Index block,
-                     const tile_position& where) const {
-    T* const phi = Role == role::query ? m_queries : m_keys;
-    for (Eigen::Index r = 0; r < rows; ++r) {
-      const P root(Role == role::key || !m_normalizes ? std::exp(m_scales[r] / 2) : T(1));
-      for (Eigen::Index c = 0; c < feature_stride(); c += P::size) {
-        T* const dphi = m_dphi + r * feature_stride() + c;
-        (P::load(phi + r * feature_stride() + c) * P::load(dphi) * root * root).store(dphi);
-      }
-    }
-    m_packing.template pack<Role, Backwards>(x, rows, block, where, phi);
-  }
-
-  /// z or dz (C) before row r is added to it, by the rule's decay or where log scales move.
-  LINATTN_INLINE void decay_by(Eigen::Index r, T* z) const {
-    constexpr decay_axis axis = with_decay(reads_only, decay_axis::row).decay;
-    for (Eigen::Index c = 0; axis != decay_axis::none && c < features(); c += P::size) {
-      const P decay = axis == decay_axis::row ? P::load(m_decay + r * feature_stride() + c) : P(m_decay[r]);
-      (decay * P::load(z + c)).store(z + c);
-    }
   }
 
   // ---- rows ---------------------------------------------------------------------------------------------------------
@@ -387,9 +329,6 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     return {denominator, product};
   }
 
-  /// log x, and for 0, which divides nothing, infinity.
-  static T log_of(T x) { return x == T(0) ? std::numeric_limits<T>::infinity() : std::log(x); }
-
   /// phi(q_r) becomes phi(q_r) / den, which is in range where G / den is not; in logarithms where the features are.
   LINATTN_INLINE void divide_query(T* queries, Eigen::Index r, T denominator) const {
     T* const phi = queries + r * feature_stride();
@@ -412,31 +351,7 @@ class gradient_engine : gradient_sweeps<Map, T, Layout> {
     }
   }
 
-  /// z and S^T of a tile's head, as detail::clear_silent_features.
-  void clear_silent_features(const head_tile& t) const {
-    T* const z = sums(t);
-    for (Eigen::Index c = 0; c < features(); ++c) {
-      z[c] = without_silence(z[c]);
-      for (Eigen::Index m = 0; forward_engine::clears_rows && z[c] == T(0) && m < value_dim(); ++m) {
-        transposed(t.head)[m * feature_stride() + c] = T(0);
-      }
-    }
-  }
-
-  /// to (C) += from (C).
-  LINATTN_INLINE void add(const T* from, T* to) const {
-    for (Eigen::Index c = 0; c < feature_stride(); c += P::size) (P::load(to + c) + P::load(from + c)).store(to + c);
-  }
-  /// The same of row r, after the decay that comes with it.
-  LINATTN_INLINE void add(Eigen::Index r, const T* from, T* to) const {
-    decay_by(r, to);
-    add(from, to);
-  }
-
   denominator_policy m_policy;
-  bool m_normalizes;
-  T* m_log_scales;  // (H, C)
-  T* m_scales;      // (T), logarithms of what queries, or keys, are scaled by
 };
 
 }  // namespace detail

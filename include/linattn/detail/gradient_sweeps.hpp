@@ -196,6 +196,36 @@ class gradient_sweeps {
     }
   }
 
+  /// z or dz (C) before row r is added to it, by the rule's decay or where log scales move.
+  LINATTN_INLINE void decay_by(Eigen::Index r, T* z) const {
+    constexpr decay_axis axis = with_decay(reads_only, decay_axis::row).decay;
+    for (Eigen::Index c = 0; axis != decay_axis::none && c < features(); c += P::size) {
+      const P decay = axis == decay_axis::row ? P::load(m_decay + r * feature_stride() + c) : P(m_decay[r]);
+      (decay * P::load(z + c)).store(z + c);
+    }
+  }
+
+  /// to (C) += from (C).
+  LINATTN_INLINE void add(const T* from, T* to) const {
+    for (Eigen::Index c = 0; c < feature_stride(); c += P::size) (P::load(to + c) + P::load(from + c)).store(to + c);
+  }
+  /// The same of row r, after the decay that comes with it.
+  LINATTN_INLINE void add(Eigen::Index r, const T* from, T* to) const {
+    decay_by(r, to);
+    add(from, to);
+  }
+
+  /// z and S^T of a head, as detail::clear_silent_features.
+  void clear_silent_features(Eigen::Index head) const {
+    T* const z = sums(head);
+    for (Eigen::Index c = 0; c < features(); ++c) {
+      z[c] = without_silence(z[c]);
+      for (Eigen::Index m = 0; forward_engine::clears_rows && z[c] == T(0) && m < value_dim(); ++m) {
+        transposed(head)[m * feature_stride() + c] = T(0);
+      }
+    }
+  }
+
   // ---- gradients of log-decays --------------------------------------------------------------------------------------
 
   static constexpr bool has_log_decay = decltype(arguments::gates)::has_log_decay;
