@@ -47,9 +47,9 @@ void require_gradient(const Call& call, const batch_gradient<Attention>& g) {
   }
 }
 
-/// What a task has of sequence b. Masked rows of its gradients are set to 0.
-template <class Call, class Attention, class Engine>
-auto gradient_rows(const Call& call, const batch_gradient<Attention>& g, const Engine& engine, Eigen::Index b) {
+/// What a task of these groups has of sequence b. Masked rows of its gradients are set to 0.
+template <class Call, class Attention>
+auto gradient_rows(const Call& call, const batch_gradient<Attention>& g, const group_range& groups, Eigen::Index b) {
   using S = typename Attention::scalar;
   const kept_rows keys = call.kept_keys(b, g.k);
   const kept_rows queries = g.causal ? keys : call.kept_queries(b, g.q);
@@ -59,7 +59,7 @@ auto gradient_rows(const Call& call, const batch_gradient<Attention>& g, const E
   };
   const auto to = [&](const batch_view<S>& view, const kept_rows& kept) {
     for (Eigen::Index h = 0; h < view.heads(); ++h) {
-      if (!engine.states.contains(call.layout.heads.group_of(h, view.heads()))) continue;
+      if (!groups.contains(call.layout.heads.group_of(h, view.heads()))) continue;
       clear_masked(view.rows(b), view.tokens(b), kept, h, view.dim());
     }
     return from(view.rows(b), kept);
@@ -76,6 +76,7 @@ auto gradient_rows(const Call& call, const batch_gradient<Attention>& g, const E
   a.dq = to(g.dq, queries);
   a.dk = to(g.dk, keys);
   a.dv = to(g.dv, keys);
+  a.groups = groups;
   a.gradient = g.dmap.empty() ? nullptr : &g.dmap[std::size_t(b)];
   a.gates = call.template gates<const S>(g.x, b);
   if constexpr (decltype(a.gates)::has_log_decay) {
@@ -101,10 +102,14 @@ void run_gradients(const Call& call, const batch_gradient<Attention>& g, const W
   call.executor.parallel_for(width, [&](Eigen::Index w) {
     slices.for_each(w, [&](Eigen::Index b, Eigen::Index first, Eigen::Index last) {
       auto engine = engine_access::engine(call.attn);
+      group_range groups;
       if constexpr (Call::cuts_heads) {
-        if (g.dmap.empty()) engine.states = {first, last};
+        if (g.dmap.empty()) {
+          groups = {first, last};
+          if (!call.layout.heads.shares) engine.states = {first, last};  // a group is a state then
+        }
       }
-      work(engine, b, gradient_rows(call, g, engine, b), call.ws[std::size_t(w)]);
+      work(engine, b, gradient_rows(call, g, groups, b), call.ws[std::size_t(w)]);
     });
   });
 }

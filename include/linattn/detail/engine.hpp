@@ -37,8 +37,7 @@ struct engine {
   T query_scale;
   denominator_policy policy;
   bool normalizes;
-  [[no_unique_address]] state_range<decltype(layout.state.heads)> states{
-      layout.state.heads};    // those that a pass is about; of gradients of heads that share, groups
+  [[no_unique_address]] state_range<decltype(layout.state.heads)> states{layout.state.heads};  // of a pass
   bool rows_are_far = false;  // those of a batch, where one sequence of it might be taken to be near
 
   /// `state` is the slab. `layout.tokens()` tokens at a time, state by state; micro-blocks are B tokens, counted from

@@ -44,6 +44,7 @@ struct gradient_arguments {
   // Numbers of query and key heads, for maps that know them, minus that of their state.
   Eigen::Index query_from_state = 0;
   Eigen::Index key_from_state = 0;
+  group_range groups = {};  // those that this is about, where heads share; where they do not, the engine's states are
 };
 
 template <class Map, class T, class Layout>

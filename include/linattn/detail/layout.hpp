@@ -165,7 +165,6 @@ struct state_range {
   constexpr explicit state_range(Heads) noexcept {}
   static constexpr Eigen::Index first() noexcept { return 0; }
   static constexpr Eigen::Index size() noexcept { return Heads(); }
-  static constexpr bool contains(Eigen::Index) noexcept { return true; }
 };
 template <>
 struct state_range<extent<Eigen::Dynamic>> {
@@ -175,7 +174,13 @@ struct state_range<extent<Eigen::Dynamic>> {
   constexpr state_range(Eigen::Index first, Eigen::Index last) noexcept : begin(first), end(last) {}
   constexpr Eigen::Index first() const noexcept { return begin; }
   constexpr Eigen::Index size() const noexcept { return end - begin; }
-  constexpr bool contains(Eigen::Index number) const noexcept { return begin <= number && number < end; }
+};
+
+/// Groups of heads that share nothing with others (head_map::groups), [first, last); all, if not said.
+struct group_range {
+  Eigen::Index first = 0;
+  Eigen::Index last = std::numeric_limits<Eigen::Index>::max();
+  constexpr bool contains(Eigen::Index group) const noexcept { return first <= group && group < last; }
 };
 
 /// Heads that share, of which a pass takes one reader of a state at a time.

@@ -68,7 +68,7 @@ LINATTN_NOINLINE void run_output_heads(const Engine& all, const Arguments& a, co
   summed_rows<T> dlog_decay(a.dlog_decay, layout.state.decays(), sums_of_state);
   summed_rows<T> dbeta(a.dbeta, 1, sums_of_state);
   for (Eigen::Index s = 0; s < heads.states; ++s) {
-    if (!all.states.contains(heads.group_of(s, heads.states))) continue;
+    if (!a.groups.contains(heads.group_of(s, heads.states))) continue;
     Engine engine = all;
     engine.states = {s, s + 1};
     const Eigen::Index key = heads.key_of(s);
@@ -92,7 +92,7 @@ LINATTN_NOINLINE void run_output_heads(const Engine& all, const Arguments& a, co
   }
 }
 
-/// run(engine, arguments, s, first) for every output head of the groups `all.states`: an engine of the state s alone,
+/// run(engine, arguments, s, first) for every output head of the groups `a.groups`: an engine of the state s alone,
 /// the arguments whose rows of head s are that output head's, and whether it is the first that reads s.
 ///
 /// Allocates the rows aside: those of one head, of each gradient that is a sum. Called through a pointer, as refusals
