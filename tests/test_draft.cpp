@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
@@ -307,6 +308,49 @@ TEST(DraftOfFixedSizes, NothingTouchesTheHeap) {
   auto stepped = attn.make_state();
   EXPECT_TRUE(support::close(out, support::step_over(attn, stepped, x), summation<float>));
   EXPECT_TRUE(support::close(support::contents_of(s), support::contents_of(stepped), summation<float>));
+}
+
+/// What decays along with a normaliser, and a map that is told where a token stands.
+template <class Attention>
+void expect_steps_put_off(const Attention& attn, Index d, Index m) {
+  constexpr Index n = 23;
+  const auto q = support::normal_matrix<float>(n, attn.heads() * d, 1);
+  const auto k = support::normal_matrix<float>(n, attn.heads() * d, 2);
+  const auto v = support::normal_matrix<float>(n, attn.heads() * m, 3);
+  auto expected = attn.make_state(3), s = attn.make_state(3);
+  row_matrix<float> out(n, v.cols());
+  auto draft = attn.make_draft();
+  auto ws = attn.make_workspace();
+  for (Index i = 0; i < n; ++i) attn.step(s, q.row(i), k.row(i), v.row(i), out.row(i), draft, ws);
+  EXPECT_TRUE(support::close(out, attn.forward_causal(expected, q, k, v), summation<float>));
+  attn.accept(s, draft, ws);
+  EXPECT_TRUE(support::close(support::contents_of(s), support::contents_of(expected), summation<float>));
+}
+
+TEST(StepsPutOff, KnowTheirPositionsAndNormalisers) {
+  const linattn::options sizes{.head_dim = 5, .value_dim = 19, .heads = 2};
+  expect_steps_put_off(linattn::linear_attention<linattn::cosformer>(sizes, linattn::cosformer(40)), 5, 19);
+  using decay = linattn::normalized<linattn::decay>;
+  decay fading;
+  fading.log_decay = {-0.3, -0.01};
+  expect_steps_put_off(linattn::linear_attention<linattn::elu_plus_one, decay>(sizes, {}, fading), 5, 19);
+}
+
+/// Steps clear silence as often as they do it themselves: 65,536 of zeros leave nothing of a state that fades.
+TEST(StepsPutOff, EndInExactZeros) {
+  linattn::decay fading;
+  fading.log_decay = {std::log(0.97)};
+  const linattn::linear_attention<identity, linattn::decay> attn({.head_dim = 3, .value_dim = 17}, {}, fading);
+  auto s = attn.make_state();
+  s.kv(0).setOnes();
+  auto draft = attn.make_draft();
+  auto ws = attn.make_workspace();
+  const row_matrix<float> none = row_matrix<float>::Zero(1, 17);
+  row_matrix<float> out(1, 17);
+  const auto key = none.leftCols(3);
+  for (Index i = 0; i < 65536; ++i) attn.step(s, key.row(0), key.row(0), none.row(0), out.row(0), draft, ws);
+  attn.accept(s, draft, ws);
+  EXPECT_EQ(row_matrix<float>(s.kv(0)), (row_matrix<float>::Zero(3, 17)));
 }
 
 /// Grouped queries, one query head for several states, and none; neighbours sharing, or heads in turn.

@@ -191,6 +191,11 @@ TYPED_TEST(NarrowRules, AreFloatWithOneRounding) {
       wide.forward_causal(std::as_const(expected_state), few.wide.q, few.wide.k, few.wide.v,
                           support::inputs_of<decltype(wide)>(few.wide), expected_proposed, expected_draft, wide_ws);
       EXPECT_TRUE(support::same_bits(proposed, rounded<S>(expected_proposed)));
+      auto put_off = s;
+      auto expected_put_off = expected_state;
+      draft.clear(), expected_draft.clear();
+      EXPECT_TRUE(support::same_bits(support::step_over(narrow, put_off, few.narrow, draft),
+                                     rounded<S>(support::step_over(wide, expected_put_off, few.wide, expected_draft))));
 
       if constexpr (Rule::traits.corrects != linattn::correction::none) {
         EXPECT_TRUE(support::same_bits(support::step_over(narrow, s, x.narrow),

@@ -32,7 +32,8 @@ LINATTN_NAMESPACE_BEGIN
 /// pairs a token, (b, u) and (k, v). Both are of the size of a token, not of a state.
 ///
 /// Accepting reads and writes the state once, as a step does, so where traffic is the bound it costs what a step costs;
-/// its 2 j C M flops a head show where the state lies in a near cache and j is large. `bench_draft` prints both.
+/// its 2 j C M flops a head (twice that for diagonal plus rank one) show where the state lies in a near cache and j is
+/// large. `bench_draft` prints both.
 ///
 /// A value, reused for ever: each drafting call overwrites it, and no call allocates. Memory: 16 (C + M) elements a
 /// head, twice that for diagonal plus rank one, and for decays per feature 32 C more; inline, without heap, where C, M

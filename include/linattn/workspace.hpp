@@ -39,6 +39,7 @@ struct workspace_layout {
   constexpr Eigen::Index queries() const noexcept { return 0; }
   constexpr Eigen::Index keys() const noexcept { return queries() + lines(state.feature_stride()); }
   constexpr Eigen::Index values() const noexcept { return keys() + lines(state.feature_stride()); }
+  /// Behind the values without a gap: a draft takes the rows of both as one.
   constexpr Eigen::Index outputs() const noexcept {
     return values() + (corrects ? correction_type::writes : 1) * lines(state.row_stride());
   }

@@ -257,7 +257,7 @@ struct draft_engine {
     const Eigen::Index stride = layout().state.feature_stride();
     const Eigen::Index row_stride = layout().state.row_stride();
     T* const rows = scratch + (corrects ? layout().reading() : layout().queries());  // (T + T, C) or (T, C)
-    T* const found = scratch + layout().values();               // likewise (M); what follows the values is for outputs
+    T* const found = scratch + layout().values();               // likewise (M): those of values and outputs
     T* const queries = rows + corrections * stride;             // (T, C)
     T* const outputs = found + corrections * row_stride;        // (T, M)
     T* const denominators = scratch + layout().denominators();  // (T)
