@@ -257,8 +257,9 @@ class linear_attention {
                       workspace_type& ws) const;
 
   /// The first j tokens of a draft into the state it was drafted from, or a copy: to rounding, j steps, for one read
-  /// and write of the state and 2 j C M flops a head, twice that for diagonal plus rank one. j = 0 leaves the state as it is. Throws for j outside
-  /// 0 ... d.tokens(), a draft of another operator's sizes, or a state that has moved on since.
+  /// and write of the state and 2 j C M flops a head, twice that for diagonal plus rank one. j = 0 leaves the state as
+  /// it is. Throws for j outside 0 ... d.tokens(), a draft of another operator's sizes, or a state that has moved on
+  /// since.
   void accept(state_type& s, const draft_type& d, Eigen::Index j, workspace_type& ws) const;
   /// All of them, which leaves the draft empty: after steps whose writes were put off s is whole again.
   void accept(state_type& s, draft_type& d, workspace_type& ws) const;
