@@ -267,7 +267,7 @@ class linear_attention {
   /// `step` with its write put off: the token is the next one behind those of d, and goes to d. All that d holds is
   /// accepted first where that is steps_at_once or more: 4 tokens, 2 for diagonal plus rank one. So the state is read
   /// once a token, and read and written once in steps_at_once. A rule that corrects reads a state beyond L1 twice in
-  /// `step`; put off, a token takes 0.7 to 0.8 of the time of `step` where the state lies in L2. Where it comes from
+  /// `step`; put off, a token takes about 0.7 of the time of `step` where the state lies in L2. Where it comes from
   /// memory `step` is the quicker one (`bench_draft --benchmark_filter=put_off`). s and d belong together until this
   /// `accept`: s.tokens() counts what s holds itself, a copy of s goes on with a copy of d, and d.clear() goes with a
   /// reset of s, or behind `accept` of j, which leaves d as it is. Equal to `step` to rounding; the tokens between two
